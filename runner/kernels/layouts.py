@@ -105,13 +105,15 @@ def random_rows(n_rows: int, k: int, random: torch.Generator) -> Int8Blocks:
     return Int8Blocks(levels=in_block_order(levels), scale=scale, num_rows=n_rows, num_columns=k)
 
 
-def random_matrix(form: str, n_groups: int, random: torch.Generator, rotation: int = 1) -> PackedMatrix:
-    """48 rows of any bits, to try kernels with."""
+def random_matrix(
+    form: str, n_groups: int, random: torch.Generator, rotation: int = 1, *, n_rows: int = 48
+) -> PackedMatrix:
+    """Rows of any bits, to try kernels with."""
     words = words_of_group(FORMATS[form])
     return PackedMatrix(
         format=form,
-        packed=torch.randint(-(2**31), 2**31, (48, words, n_groups), dtype=torch.int32, generator=random),
-        scale=torch.randint(0, 256, (48, n_groups), dtype=torch.uint8, generator=random),
-        row_scale=torch.full((48,), 2.0**-8),
+        packed=torch.randint(-(2**31), 2**31, (n_rows, words, n_groups), dtype=torch.int32, generator=random),
+        scale=torch.randint(0, 256, (n_rows, n_groups), dtype=torch.uint8, generator=random),
+        row_scale=torch.full((n_rows,), 2.0**-8),
         rotation=rotation,
     )

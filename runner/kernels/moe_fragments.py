@@ -1,11 +1,11 @@
 """Products of up to 16 rows with the few experts that each takes, of weights in fragments: decoding on NVIDIA.
 
 What moe_gemv.py computes, on tensor cores: one row of activations a pair of a row and an expert, in the steps and the
-order of gemv_steps.py. Nothing is shared between rows, so a row has the same bits in every batch; where rows share
-an expert, its tiles are multiplied at about the same time, and the L2 cache has them. A program of `_pairs` computes 16
-columns of one pair, of gate and up beside each other, and hands them to an epilogue; one of `_sum` 16 columns of all
-slots of a row, each times its weight, and adds their sum to the residual stream; its weights, which depend on the
-experts alone, are on their way before the kernel before it has ended.
+order of gemv_steps.py. Nothing is shared between rows, so a row has the same bits in every batch. A program of `_pairs`
+computes 16 columns of one pair, of gate and up beside each other, and hands them to an epilogue; one of `_sum` 16
+columns of all slots of a row, each times its weight, and adds their sum to the residual stream; its weights, which
+depend on the experts alone, are on their way before the kernel before it has ended. Where rows share enough experts,
+moe_blocks.py multiplies them, in the same order of summation, and `_add_slots` does what is left of `_sum`.
 
 The rows of expert e are those of the weights from e * N on, N a multiple of 16, and none of them are in pairs. The
 references are in moe_matmul.py.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
@@ -94,53 +94,86 @@ def _pairs_of_fragments(
 
 
 @triton.jit
+def _slots(row, round, K: tl.constexpr, V: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of a round's V slots, each for COLUMNS numbers: which are there, and their pairs, or else the row's first one."""
+    slot = round * V + tl.arange(0, V * COLUMNS) // COLUMNS
+    return slot < K, row * K + tl.where(slot < K, slot, 0)
+
+
+@triton.jit
+def _added_slots(total, y, share, is_there, V: tl.constexpr):
+    """total [16] plus the sum over a round's slots of share * y, all [V * 16]."""
+    return total + sum_by_halves(tl.reshape(tl.where(is_there, y * share, 0.0), (V, 16)), V, 16)
+
+
+@triton.jit
+def _store_row(total, h, parts, row, tile, N, n_tiles):
+    """A row's 16 columns [16] of the stream and the sum of their squares."""
+    rows, n = row + tl.arange(0, 1), tile * 16 + tl.arange(0, 16)
+    p_store(h, total[None, :], rows, rows >= 0, n, n >= 0, N)
+    p_squares(total[None, :], parts, rows, rows >= 0, n >= 0, tile, n_tiles)
+
+
+@triton.jit
 def _sum_of_fragments(
-    packed, high, scale, row_scale, levels, halves, x, notes, experts, weights, h, bias, parts, N, k, n_tiles,
-    HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, SLOTS: tl.constexpr, P: tl.constexpr, DEPTH: tl.constexpr,
-    NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    packed, high, scale, row_scale, levels, halves, x, notes, experts, weights, h, bias, parts, N, n_tiles,
+    HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, P: tl.constexpr,
+    DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A slot is a warp."""
+    """A slot of K is a warp, V at a time; warps that have none in the last round ask for nothing."""
+    ROUNDS: tl.constexpr = (K + V - 1) // V
     STEPS: tl.constexpr = (P + 3) // 4
-    MASKED: tl.constexpr = P % 4 != 0
+    MASKED: tl.constexpr = P % 4 != 0 or K % V != 0
     row, tile = tl.program_id(0), tl.program_id(1)
     # Experts were there before the product with gate and up began: from L2, since L1 may hold what was there before.
-    # Every warp asks for its own and nothing else, since all programs ask one slice of that cache. Slots that are not
-    # there do as the first one does, and nobody adds it.
-    slot = tl.arange(0, SLOTS)[:, None]
-    pair = row * k + tl.where(slot < k, slot, 0)
-    place = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64) * (N // 16) + tile
-    packed += place * (P * 128)
-    high += place * (P * 128)
-    scale += place * (P * 32)
-    p = 0 * slot
-    waiting = begun_steps(packed, high, scale, p, P, FORMAT, 1, DEPTH, STEPS, NVIDIA, MASKED)
-    tables = half_tables_of_lanes(halves, SLOTS, FORMAT, NVIDIA)
+    # Every warp asks for its own and nothing else, since all programs ask one slice of that cache.
+    begun = ()
+    for r in tl.static_range(ROUNDS):
+        is_there, pair = _slots(row, r, K, V, 1)
+        place = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64)[:, None] * (N // 16) + tile
+        p = (tl.where(is_there, 0, P) if K % V else 0 * pair)[:, None]
+        of_words, of_tops, of_codes = packed + place * (P * 128), high + place * (P * 128), scale + place * (P * 32)
+        waiting = begun_steps(of_words, of_tops, of_codes, p, P, FORMAT, 1, DEPTH, STEPS, NVIDIA, MASKED)
+        begun = begun + ((of_words, of_tops, of_codes, p, waiting),)  # type: ignore[assignment]  # noqa: RUF005
+    tables = half_tables_of_lanes(halves, V, FORMAT, NVIDIA)
     n = tile * 16 + tl.arange(0, 16)
-    i = tl.arange(0, SLOTS * 16)
-    is_slot = i // 16 < k
-    of_slot = row * k + tl.where(is_slot, i // 16, 0)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    at = tl.load(experts + of_slot).to(tl.int64) * N + (tile * 16 + i % 16)
-    factor = 0.5 * tl.load(row_scale + at)
-    share = tl.load(weights + of_slot)
-    before = tl.load(h + row.to(tl.int64) * N + n)
-    x += pair.to(tl.int64) * (P * 16)
-    notes += pair.to(tl.int64) * (P * 4)
-    asked = begun_x(x, notes, p, P, FORMAT, 1, DEPTH, STEPS, NVIDIA, PDL, MASKED)
-    acc = all_steps(
-        waiting, asked, packed, high, scale, levels, tables, x, notes, p, 0, P,
-        FORMAT, SLOTS, 1, DEPTH, STEPS, NVIDIA, PDL, MASKED,
-    )  # fmt: skip
-    y = row_sums(acc, SLOTS, 1) * factor
-    if HAS_BIAS:
-        y += tl.load(bias + at).to(tl.float32)
-    y = tl.where(is_slot, y * share, 0.0)
-    total = (before + sum_by_halves(tl.reshape(y, (SLOTS, 16)), SLOTS, 16))[None, :]
-    rows = row + tl.arange(0, 1)
-    p_store(h, total, rows, rows >= 0, n, n >= 0, N)
-    p_squares(total, parts, rows, rows >= 0, n >= 0, tile, n_tiles)
+    total = tl.load(h + row.to(tl.int64) * N + n)
+    for r in tl.static_range(ROUNDS):
+        of_words, of_tops, of_codes, p, waiting = begun[r]
+        is_there, of_slot = _slots(row, r, K, V, 16)
+        at = tl.load(experts + of_slot).to(tl.int64) * N + (tile * 16 + tl.arange(0, V * 16) % 16)
+        factor = 0.5 * tl.load(row_scale + at)
+        share = tl.load(weights + of_slot)
+        _, pair = _slots(row, r, K, V, 1)
+        of_x, of_notes = x + pair[:, None].to(tl.int64) * (P * 16), notes + pair[:, None].to(tl.int64) * (P * 4)
+        asked = begun_x(of_x, of_notes, p, P, FORMAT, 1, DEPTH, STEPS, NVIDIA, PDL, MASKED)
+        acc = all_steps(
+            waiting, asked, of_words, of_tops, of_codes, levels, tables, of_x, of_notes, p, 0, P,
+            FORMAT, V, 1, DEPTH, STEPS, NVIDIA, PDL, MASKED,
+        )  # fmt: skip
+        y = row_sums(acc, V, 1) * factor
+        if HAS_BIAS:
+            y += tl.load(bias + at).to(tl.float32)
+        total = _added_slots(total, y, share, is_there, V)
+    _store_row(total, h, parts, row, tile, N, n_tiles)
+
+
+@triton.jit
+def _add_slots(y, weights, h, parts, N, n_tiles, K: tl.constexpr, V: tl.constexpr, PDL: tl.constexpr):
+    """_sum_of_fragments behind its products y [M * K, N], bias included."""
+    row, tile = tl.program_id(0), tl.program_id(1)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    total = tl.load(h + row.to(tl.int64) * N + tile * 16 + tl.arange(0, 16))
+    for r in tl.static_range((K + V - 1) // V):
+        is_there, pair = _slots(row, r, K, V, 16)
+        products = tl.load(y + pair.to(tl.int64) * N + tile * 16 + tl.arange(0, V * 16) % 16)
+        total = _added_slots(total, products, tl.load(weights + pair), is_there, V)
+    _store_row(total, h, parts, row, tile, N, n_tiles)
 
 
 def check_apart(x: Int8Fragments, w: PackedMatrix) -> None:
@@ -178,9 +211,9 @@ class GemvFragmentsOfExperts:
         assert pair % TILE == 0
         _pairs_of_fragments[(self.experts.numel(), n_columns // TILE)](
             *self._operands(), self.experts, self.num_rows, k, args,
-            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, FORMAT=self.w.format, P=n_pairs, W=_WARPS,
+            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, FORMAT=self.w.format, P=n_pairs, W=PAIRS_WARPS,
             DEPTH=_PAIRS_DEPTH, NVIDIA=is_nvidia(self.experts), PDL=pdl,
-            num_warps=(2 if pair else 1) * _WARPS, num_stages=1, **pdl_option(pdl), **OPTIONS,
+            num_warps=(2 if pair else 1) * PAIRS_WARPS, num_stages=1, **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
 
     @property
@@ -191,12 +224,12 @@ class GemvFragmentsOfExperts:
         """h [M, N] += the sum over slots of weight * (product + bias); parts [M, n_sum_tiles]: of the new squares."""
         n_rows, k = self.experts.shape
         assert self.x.num_rows == n_rows * k
-        slots, pdl, n_pairs = next_power_of_2(k), has_pdl(h), self.w.packed.shape[1]
+        at_once, pdl, n_pairs = _slots_at_once(k), has_pdl(h), self.w.packed.shape[1]
         _sum_of_fragments[(n_rows, self.n_sum_tiles)](
             *self._operands(), self.experts, weights, h, h if bias is None else bias, parts,
-            self.num_rows, k, self.n_sum_tiles,
-            HAS_BIAS=bias is not None, FORMAT=self.w.format, SLOTS=slots, P=n_pairs, DEPTH=_SUM_DEPTH[self.w.format],
-            NVIDIA=is_nvidia(h), PDL=pdl, num_warps=slots, num_stages=1,
+            self.num_rows, self.n_sum_tiles,
+            HAS_BIAS=bias is not None, FORMAT=self.w.format, K=k, V=at_once, P=n_pairs,
+            DEPTH=_sum_depth(self.w.format, k), NVIDIA=is_nvidia(h), PDL=pdl, num_warps=at_once, num_stages=1,
             **register_option(_MOST_REGISTERS if is_nvidia(h) else None), **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
 
@@ -206,16 +239,27 @@ class GemvFragmentsOfExperts:
         return w.packed, high, w.scale, w.row_scale, table(device), half_tables(device), self.x.words, self.x.notes
 
 
+def add_slots(y: Tensor, weights: Tensor, h: Tensor, parts: Tensor) -> None:
+    """What GemvFragmentsOfExperts.sum does, of products that are there, y [M * k, N] float32, bias included."""
+    (n_rows, k), n, pdl = weights.shape, h.shape[1], has_pdl(h)
+    assert y.shape == (n_rows * k, n)
+    assert n % TILE == 0
+    assert y.dtype == torch.float32
+    _add_slots[(n_rows, n // TILE)](
+        y, weights, h, parts, n, n // TILE, K=k, V=_slots_at_once(k), PDL=pdl, num_warps=1, **pdl_option(pdl), **OPTIONS
+    )  # fmt: skip
+
+
 def multiplies_experts(w: PackedMatrix, k: int) -> bool:
     """Whether the kernels take k experts a row, and are right on the device that w is on: see layouts.py."""
     return k <= _MOST_SLOTS and (not is_nvidia(w.packed) or _works(w.format, w.packed.device))
 
 
 def operands_to_try(form: str, device: torch.device) -> tuple[PackedMatrix, Tensor, Int8Fragments, Tensor]:
-    """Three tiles of weights in fragments on the device, and dense on the CPU; three rows, apart; the same."""
+    """Four tiles of weights in fragments on the device, and dense on the CPU; three rows, apart; the same."""
     random = torch.Generator().manual_seed(0)
     n_groups = 38  # several steps, the last of which is not full
-    planes = random_matrix(form, n_groups, random)
+    planes = random_matrix(form, n_groups, random, n_rows=4 * TILE)
     x = activations_ref(0.002 * torch.randn(3, GROUP * n_groups, generator=random), ZEROS[form], apart=True)
     return moved(to_fragments(planes), device), dequantize_ref(planes), moved(x, device), activation_rows(x)
 
@@ -235,7 +279,7 @@ def try_experts(form: str, device: torch.device) -> bool:
     experts = torch.tensor([[2, 0, 1]], dtype=torch.int32, device=device)
     GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE).sum(weights, h, None, parts)
     gate, up = (rows @ dense[: 2 * TILE].T).chunk(2, 1)
-    by_slot = torch.einsum("sk,snk->sn", rows, dense.view(3, TILE, -1)[experts[0].tolist()])
+    by_slot = torch.einsum("sk,snk->sn", rows, dense.view(4, TILE, -1)[experts[0].tolist()])
     wanted = ((gated, gate.sigmoid() * gate * up), (h, weights.cpu() @ by_slot))
     return all(bool((found.cpu() - right).norm() < 1e-4 * right.norm()) for found, right in wanted)
 
@@ -249,14 +293,25 @@ _works = cache(try_experts)
 # whole steps of Qwen3-30B-A3B take 2.5, 0, 5, 5 and 4 % less with four, of mq6 2 %. [2048, 768]: 3.5, 5.6, 10.1, 17.4,
 # 31.4; two warps a slot 5.2, 9.7, 18.1, 34.2, 65.5; two steps 3.7, 5.0, 9.2, 17.0, 30.9; from planes 9.0, 14.2, 22.5,
 # 38.7, 72.7.
-_WARPS, _PAIRS_DEPTH = 2, 4
-_SUM_DEPTH = {"mq4": 3, "mq4-uniform": 3, "mq6": 2}  # of mq6 a third step would spill
-_MOST_REGISTERS, _MOST_SLOTS = 128, 16  # a warp a slot: all registers of a multiprocessor
+PAIRS_WARPS: Final = 2  # of a tile; of a slot it is one
+_PAIRS_DEPTH: Final = 4
+_MOST_REGISTERS, _MOST_SLOTS = 128, 16
+
+
+def _slots_at_once(k: int) -> int:
+    """Slots of a round, a warp each: two programs of eight have all registers of a multiprocessor."""
+    return min(8, next_power_of_2(k))
+
+
+def _sum_depth(form: str, k: int) -> int:
+    """Steps on their way; a third would spill, of mq6 or where those of two rounds are."""
+    return 2 if form == "mq6" or k > _slots_at_once(k) else 3
 
 
 def variants() -> Iterator[Variant]:
     for form, k, n_pairs in (
-        ("mq4", 0, 32), ("mq4-uniform", 0, 32), ("mq4", 8, 12), ("mq4", 4, 45), ("mq4", 16, 8), ("mq4-uniform", 8, 12),
+        ("mq4", 0, 32), ("mq4-uniform", 0, 32), ("mq4", 8, 12), ("mq4", 4, 45), ("mq4", 9, 8), ("mq4", 16, 8),
+        ("mq4-uniform", 8, 12),
         ("mq6", 0, 32), ("mq6", 4, 45),
     ):  # fmt: skip
         operands = {
@@ -270,10 +325,12 @@ def variants() -> Iterator[Variant]:
                 kernel=_sum_of_fragments,
                 signature={
                     **operands, "weights": "*fp32", "h": "*fp32", "bias": "*fp32", "parts": "*fp32", "N": "i32:16",
-                    "k": "i32", "n_tiles": "i32",
+                    "n_tiles": "i32",
                 },
-                constants={**common, "HAS_BIAS": k == 4, "SLOTS": k, "DEPTH": _SUM_DEPTH[form]},
-                num_warps=k,
+                constants={
+                    **common, "HAS_BIAS": k == 4, "K": k, "V": _slots_at_once(k), "DEPTH": _sum_depth(form, k),
+                },
+                num_warps=_slots_at_once(k),
                 num_stages=1,
                 has_pdl=True,
                 is_nvidia_only=True,
@@ -285,11 +342,22 @@ def variants() -> Iterator[Variant]:
                 kernel=_pairs_of_fragments,
                 signature={**operands, "N": "i32:16", "k": "i32", "args": moe_pairs.signature("*bf16")},
                 constants={
-                    **common, "EPILOGUE": moe_pairs.gate_pairs, "CONFIG": (0, 0, False, 0), "PAIR": 768, "W": _WARPS,
-                    "DEPTH": _PAIRS_DEPTH,
+                    **common, "EPILOGUE": moe_pairs.gate_pairs, "CONFIG": (0, 0, False, 0), "PAIR": 768,
+                    "W": PAIRS_WARPS, "DEPTH": _PAIRS_DEPTH,
                 },
-                num_warps=2 * _WARPS,
+                num_warps=2 * PAIRS_WARPS,
                 num_stages=1,
                 has_pdl=True,
                 is_nvidia_only=True,
             )  # fmt: skip
+    for k in (4, 9):
+        yield Variant(
+            name=f"moe_fragments add {k}",
+            kernel=_add_slots,
+            signature={
+                **dict.fromkeys(("y", "weights", "h", "parts"), "*fp32"), "N": "i32:16", "n_tiles": "i32"
+            },
+            constants={"K": k, "V": _slots_at_once(k)},
+            num_warps=1,
+            has_pdl=True,
+        )  # fmt: skip

@@ -1,10 +1,9 @@
 """Products of many rows with the experts that each takes, on tensor cores: blocks of pairs of one expert.
 
-The pairs come sorted by expert (moe_groups.py). How many blocks there are follows from the counts, which are on the
-device: a program finds its block in them, and those beyond the last one end at once. The rows of expert e are those of
-the weights from e * N on. Packed weights are decoded to the type of the activations: those in fragments on their way to
-the tensor cores, once for each block, unless experts have very many pairs; else in advance, as many experts at a time
-as a block of gemm.py has room for. The references are in moe_matmul.py.
+The pairs come sorted by expert (moe_groups.py), and programs whose block has none end at once. The rows of expert e are
+those of the weights from e * N on. Packed weights are decoded to the type of the activations: those in fragments on
+their way to the tensor cores, once for each block, unless experts have very many pairs; else in advance, as many
+experts at a time as a block of gemm.py has room for. The references are in moe_matmul.py.
 """
 
 from __future__ import annotations
@@ -25,23 +24,8 @@ from runner.kernels.epilogues import columns, streams
 from runner.kernels.fragments import TILE
 from runner.kernels.gemm import BLOCK_BYTES
 from runner.kernels.grids import raised_quads, scale_value, scaled_bytes, table
-from runner.kernels.moe_groups import Groups
+from runner.kernels.moe_groups import Groups, block_of
 from runner.kernels.values import OPTIONS, PackedMatrix, cdiv, is_nvidia, next_power_of_2
-
-
-@triton.jit
-def block_of(counts, block, E, EXPERTS: tl.constexpr, BM: tl.constexpr):
-    """The expert of a block, and which of the sorted pairs are its: from `first` on, before `end`.
-
-    The expert of a block beyond the last one is E or more.
-    """
-    e = tl.arange(0, EXPERTS)
-    count = tl.load(counts + e, mask=e < E, other=0)
-    n_blocks = (count + BM - 1) // BM
-    expert = tl.sum((tl.cumsum(n_blocks, 0) <= block).to(tl.int32), 0)
-    first = tl.sum(tl.where(e < expert, count, 0), 0)
-    inside = block - tl.sum(tl.where(e < expert, n_blocks, 0), 0)
-    return expert, first + inside * BM, tl.sum(tl.where(e <= expert, count, 0), 0)
 
 
 @triton.jit
@@ -103,9 +87,10 @@ def _packed_product(
 
 @triton.jit(do_not_specialize=["from_expert", "to_expert"])
 def _moe_gemm(
-    w, high, scale, row_scale, levels, x, order, counts, from_expert, to_expert, E, N, sharing, n_tiles, args,
+    w, high, scale, row_scale, levels, x, order, firsts, from_expert, to_expert, E, N, sharing, n_tiles, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, EXPERTS: tl.constexpr,
-    FORMAT: tl.constexpr, NVIDIA: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    FEW: tl.constexpr, FORMAT: tl.constexpr, NVIDIA: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """w: the experts from `from_expert` on, before `to_expert`. sharing: pairs that have one row of x. FORMAT: "" for
     dense weights, which have no scales.
@@ -113,8 +98,8 @@ def _moe_gemm(
     Places without a pair, and rows beyond the last one, compute what others do, and nobody stores it.
     """
     tile = tl.program_id(0) % n_tiles
-    expert, first, end = block_of(counts, tl.program_id(0) // n_tiles, E, EXPERTS, BM)
-    if (expert >= from_expert) & (expert < to_expert):
+    expert, first, end = block_of(firsts, tl.program_id(0) // n_tiles, E, EXPERTS, BM, FEW)
+    if (expert >= from_expert) & (expert < to_expert) & (first < end):
         place = first + tl.arange(0, BM)
         ok = place < end
         pairs = tl.load(order + place, mask=ok, other=0)
@@ -149,7 +134,7 @@ class Gemm:
         self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], pair: int, n_columns: int
     ) -> None:
         """Each pair's product [n_columns] to the epilogue. pair: see epilogues.columns."""
-        n_pairs, n_experts = len(self.groups.order), len(self.groups.counts)
+        n_pairs, n_experts = len(self.groups.order), self.groups.num_experts
         n, k = self.w.shape[0] // n_experts, self.w.shape[1]
         assert self.x.is_contiguous()
         assert self.x.shape[1] == k, (self.x.shape, self.w.shape)
@@ -163,16 +148,15 @@ class Gemm:
         else:
             tiles, form = _dense_tiles(mean), ""
             step = n_experts if isinstance(w, Tensor) else experts_at_once(n, k, x.element_size())
-        n_blocks = n_pairs // tiles.rows + min(n_experts, n_pairs)  # an expert's last block may have few
         n_tiles = cdiv(n_columns, tiles.columns // 2 if pair else tiles.columns)
         for first in range(0, n_experts, step):
             last = min(first + step, n_experts)
-            _moe_gemm[(n_blocks * n_tiles,)](
+            _moe_gemm[(self.groups.num_blocks(tiles.rows) * n_tiles,)](
                 *(matrix or (self._dense(first * n, last * n), x, x, x, x)),
-                x, self.groups.order, self.groups.counts, first, last, n_experts, n, n_pairs // len(x), n_tiles, args,
-                EPILOGUE=epilogue, CONFIG=config, PAIR=pair, EXPERTS=next_power_of_2(n_experts), FORMAT=form,
-                NVIDIA=is_nvidia(x), K=k, BM=tiles.rows, BN=tiles.columns, BK=_BK,
-                num_warps=tiles.warps, num_stages=tiles.stages, **OPTIONS,
+                x, self.groups.order, self.groups.firsts, first, last, n_experts, n, n_pairs // len(x), n_tiles, args,
+                EPILOGUE=epilogue, CONFIG=config, PAIR=pair, EXPERTS=next_power_of_2(n_experts),
+                FEW=self.groups.are_few(tiles.rows), FORMAT=form, NVIDIA=is_nvidia(x), K=k, BM=tiles.rows,
+                BN=tiles.columns, BK=_BK, num_warps=tiles.warps, num_stages=tiles.stages, **OPTIONS,
             )  # fmt: skip
 
     def _dense(self, first: int, last: int) -> Tensor:
@@ -254,13 +238,14 @@ def variants() -> Iterator[Variant]:
                 "w": "*i32" if form else "*bf16",
                 "high": "*i16" if form == "mq6" else "*i32" if form else "*bf16", "scale": "*u8" if form else "*bf16",
                 "row_scale": "*fp32" if form else "*bf16", "levels": "*i32" if form else "*bf16",
-                "x": "*bf16", "order": "*i32", "counts": "*i32", "from_expert": "i32", "to_expert": "i32",
+                "x": "*bf16", "order": "*i32", "firsts": "*i32", "from_expert": "i32", "to_expert": "i32",
                 "E": "i32:16", "N": "i32:16", "sharing": "i32", "n_tiles": "i32",
                 "args": moe_pairs.signature("*bf16"),
             },
             constants={
                 "EPILOGUE": moe_pairs.gate_pairs, "CONFIG": (64, 64, False, 0), "PAIR": 768, "EXPERTS": 128,
-                "FORMAT": form, "NVIDIA": False, "K": 2048, "BM": tiles.rows, "BN": tiles.columns, "BK": _BK,
+                "FEW": False, "FORMAT": form, "NVIDIA": False, "K": 2048, "BM": tiles.rows, "BN": tiles.columns,
+                "BK": _BK,
             },
             num_warps=tiles.warps,
             num_stages=tiles.stages,

@@ -28,8 +28,7 @@ from runner.kernels.gemm_fragments import sums_of_blocks
 from runner.kernels.grids import half_tables, scale_value, table
 from runner.kernels.int8_weights import FORMATS_AS_INT8, int8_weights_ref, longest_level, row_ratio
 from runner.kernels.layouts import random_matrix, random_rows
-from runner.kernels.moe_gemm import block_of
-from runner.kernels.moe_groups import Groups, group_pairs
+from runner.kernels.moe_groups import Groups, block_of, group_pairs
 from runner.kernels.values import (
     MOST_ROWS,
     OPTIONS,
@@ -78,14 +77,14 @@ def sorted_rows(x: Int8Blocks, groups: Groups) -> Int8Blocks:
 
 @triton.jit
 def _int8_of_experts(
-    x, x_scale, packed, scale, largest, row_scale, levels, halves, order, counts, R, E, N, P, n_tiles, args,
-    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, EXPERTS: tl.constexpr, FORMAT: tl.constexpr,
-    LONGEST: tl.constexpr, BM: tl.constexpr, T: tl.constexpr, NVIDIA: tl.constexpr,
+    x, x_scale, packed, scale, largest, row_scale, levels, halves, order, firsts, R, E, N, P, n_tiles, args,
+    EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, EXPERTS: tl.constexpr, FEW: tl.constexpr,
+    FORMAT: tl.constexpr, LONGEST: tl.constexpr, BM: tl.constexpr, T: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
     """x: sorted_rows, in blocks of [BM, 256]. The rows of expert e are those of the weights from e * N on."""
     tile = tl.program_id(0) % n_tiles
-    expert, first, end = block_of(counts, tl.program_id(0) // n_tiles, E, EXPERTS, BM)
-    if expert < E:
+    expert, first, end = block_of(firsts, tl.program_id(0) // n_tiles, E, EXPERTS, BM, FEW)
+    if first < end:
         of_tile, _, _, _, _ = columns(tile, N // 16, PAIR // 16, T)
         place = (expert.to(tl.int64) * (N // 16) + tl.minimum(of_tile, N // 16 - 1))[:, None]
         i = tl.arange(0, 128)[None, :]  # g, j, r = 2 e + h
@@ -122,21 +121,20 @@ class Int8OfExperts:
     ) -> None:
         """Each pair's product [n_columns] to the epilogue. pair: see epilogues.columns."""
         w, groups, device = self.w, self.groups, self.w.packed.device
-        n_experts, all_pairs = len(groups.counts), len(groups.order)
+        n_experts, all_pairs = groups.num_experts, len(groups.order)
         n = w.shape[0] // n_experts
         assert n % TILE == pair % TILE == 0
         assert w.largest is not None, "the matrix is in fragments"
         rows = rows_of_block(all_pairs / n_experts)
         x = sorted_rows(self.x, groups)
-        n_blocks = all_pairs // rows + min(n_experts, all_pairs)  # an expert's last one may have few
         n_tiles = cdiv(n_columns, _TILES * TILE // (2 if pair else 1))
-        _int8_of_experts[(n_blocks * n_tiles,)](
+        _int8_of_experts[(groups.num_blocks(rows) * n_tiles,)](
             TensorDescriptor.from_tensor(x.levels, [rows, 256]), x.scale, w.packed, w.scale, w.largest, w.row_scale,
-            table(device), half_tables(device), groups.order, groups.counts, len(x.levels), n_experts, n,
+            table(device), half_tables(device), groups.order, groups.firsts, len(x.levels), n_experts, n,
             w.packed.shape[1], n_tiles, args,
-            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, EXPERTS=next_power_of_2(n_experts), FORMAT=w.format,
-            LONGEST=longest_level(w), BM=rows, T=_TILES, NVIDIA=is_nvidia(x.levels), num_warps=_TILES,
-            num_stages=_STAGES[rows], **OPTIONS,
+            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, EXPERTS=next_power_of_2(n_experts),
+            FEW=groups.are_few(rows), FORMAT=w.format, LONGEST=longest_level(w), BM=rows, T=_TILES,
+            NVIDIA=is_nvidia(x.levels), num_warps=_TILES, num_stages=_STAGES[rows], **OPTIONS,
         )  # fmt: skip
 
 
@@ -210,13 +208,13 @@ def variants() -> Iterator[Variant]:
             signature={
                 "x": f"tensordesc<i8[{rows}, 256]>", "x_scale": "*fp32", "packed": "*i32", "scale": "*u8",
                 "largest": "*u8", "row_scale": "*fp32", "levels": "*i32", "halves": "*i32", "order": "*i32",
-                "counts": "*i32", "R": "i32:16", "E": "i32:16", "N": "i32:16", "P": "i32:16", "n_tiles": "i32",
+                "firsts": "*i32", "R": "i32:16", "E": "i32:16", "N": "i32:16", "P": "i32:16", "n_tiles": "i32",
                 "args": moe_pairs.signature("*bf16"),
             },
             constants={
                 "EPILOGUE": program, "CONFIG": (16, 16, False, 0) if is_gate else (0, 0, False),
-                "PAIR": 768 if is_gate else 0, "EXPERTS": 128, "FORMAT": form,
-                "LONGEST": 127 if form == "mq4" else 15, "BM": rows, "T": _TILES, "NVIDIA": True,
+                "PAIR": 768 if is_gate else 0, "EXPERTS": 128, "FEW": False,
+                "FORMAT": form, "LONGEST": 127 if form == "mq4" else 15, "BM": rows, "T": _TILES, "NVIDIA": True,
             },
             num_warps=_TILES,
             num_stages=_STAGES[rows],

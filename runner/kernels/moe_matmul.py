@@ -1,8 +1,9 @@
 """The products of a mixture of experts with what follows them: each row times the matrices of the experts it takes.
 
 w is [E * N, K], dense or packed, the rows of expert e from e * N on. Up to 16 rows a product is one vector a pair of a
-row and an expert (moe_fragments.py, or moe_gemv.py where weights are dense or in planes), and a row has the same bits
-whatever M is; above, pairs are sorted by expert (moe_blocks.py for few of each, moe_int8.py on Hopper, moe_gemm.py).
+row and an expert (moe_fragments.py, or moe_gemv.py where weights are dense or in planes), or, where rows share experts,
+those of an expert are multiplied together (moe_blocks.py), and a row has the same bits whatever M is. Above, pairs are
+sorted by expert in any case (moe_blocks.py for few of each, moe_int8.py on Hopper, moe_gemm.py).
 Pair p = m * k + s is row m's slot s. Activations come as matmul.py wants them, by the number of rows M, those of pairs
 too, but Int8Fragments in blocks of one row, also above 16 rows where moe_blocks takes them, and Int8Blocks for
 moe_int8.py. It knows no models.
@@ -21,9 +22,10 @@ from torch import Tensor
 
 from runner.kernels.compile import Variant
 from runner.kernels.epilogues import ACTIVATIONS
+from runner.kernels.fragments import TILE
 from runner.kernels.matmul import Activation, dense_rows, gate_ref
 from runner.kernels.moe_blocks import BlocksOfExperts
-from runner.kernels.moe_fragments import GemvFragmentsOfExperts
+from runner.kernels.moe_fragments import PAIRS_WARPS, GemvFragmentsOfExperts, add_slots
 from runner.kernels.moe_gemm import Gemm
 from runner.kernels.moe_gemv import Gemv
 from runner.kernels.moe_groups import Groups, group_pairs
@@ -52,7 +54,7 @@ MoeRows = Tensor | Int8Rows | Int8Fragments | Int8Blocks
 class Dispatch:
     """The experts of M rows, k each: weights [M, k] float32, experts [M, k] int32 (moe_route.route).
 
-    groups: their pairs by expert, for more than 16 rows.
+    groups: their pairs by expert, for more than 16 rows, and for fewer where they share weights in fragments.
     """
 
     weights: Tensor
@@ -61,10 +63,10 @@ class Dispatch:
     groups: Groups | None
 
 
-def dispatch(weights: Tensor, experts: Tensor, num_experts: int) -> Dispatch:
-    """What the products of one mixture of experts share."""
+def dispatch(weights: Tensor, experts: Tensor, num_experts: int, *, is_sorted: bool = False) -> Dispatch:
+    """What the products of a mixture of experts share. is_sorted: moe_blocks.shares_blocks; above 16 rows all are."""
     assert weights.shape == experts.shape
-    groups = group_pairs(experts, num_experts) if len(experts) > MOST_ROWS else None
+    groups = group_pairs(experts, num_experts) if is_sorted or len(experts) > MOST_ROWS else None
     return Dispatch(weights=weights, experts=experts, num_experts=num_experts, groups=groups)
 
 
@@ -157,7 +159,7 @@ def moe_linear_residual(
     """h += the sum over a row's slots, in their order, of weight * (x @ w.T + bias); the sums of squares of the new h.
 
     x: of the M * k pairs. h: [M, N] float32, in place. bias: [E, N]. dtype: of the pairs' products until they are added
-    up, for more than 16 rows.
+    up, for more than 16 rows; for fewer it is float32.
     """
     (n_rows, _), n = to.experts.shape, w.shape[0] // to.num_experts
     assert h.shape == (n_rows, n)
@@ -167,7 +169,12 @@ def moe_linear_residual(
         parts = torch.empty(n_rows, gemv.n_sum_tiles, dtype=torch.float32, device=h.device)
         gemv.sum(to.weights, h, bias, parts)
         return Squares(parts=parts, size=n, eps=eps)
-    return _add_pairs(h, _pairs(x, w, to, bias, None, dtype, None), to.weights, eps)
+    if n_rows > MOST_ROWS:
+        y = _pairs(x, w, to, bias, None, dtype, None, is_residual=True)
+        return _add_pairs(h, y, to.weights, eps)
+    parts = torch.empty(n_rows, n // TILE, dtype=torch.float32, device=h.device)
+    add_slots(_pairs(x, w, to, bias, None, torch.float32, None, is_residual=True), to.weights, h, parts)
+    return Squares(parts=parts, size=n, eps=eps)
 
 
 def _pairs(
@@ -178,8 +185,10 @@ def _pairs(
     squares: Squares | None,
     dtype: torch.dtype,
     activation: Activation | None,
+    *,
+    is_residual: bool = False,
 ) -> Tensor:
-    """The pairs' products [P, N], or [P, N / 2] gated. x: of rows or of pairs."""
+    """The pairs' products [P, N], or [P, N / 2] gated. x: of rows, or, for the residual stream, of pairs."""
     n = w.shape[0] // to.num_experts
     width = n if activation is None else n // 2
     out = torch.empty(to.experts.numel(), width, dtype=dtype, device=to.experts.device)
@@ -196,7 +205,10 @@ def _pairs(
         _gemv(x, w, to, n).pairs(epilogue, args, config, pair, width)
     elif isinstance(x, Int8Fragments):
         assert isinstance(w, PackedMatrix)
-        BlocksOfExperts(x=x, w=w, groups=to.groups).pairs(epilogue, args, config, pair, width)
+        few = len(to.experts) <= MOST_ROWS  # whose bits are those of moe_fragments.py
+        warps = None if not few else 1 if is_residual else PAIRS_WARPS
+        blocks = BlocksOfExperts(x=x, w=w, groups=to.groups, warps=warps)
+        blocks.pairs(epilogue, args, config, pair, width)
     elif isinstance(x, Int8Blocks):
         assert isinstance(w, PackedMatrix)
         Int8OfExperts(x=x, w=w, groups=to.groups).pairs(epilogue, args, config, pair, width)

@@ -14,7 +14,7 @@ import torch
 from runner.kernels.add_parts import try_rotation
 from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.layouts import try_products
-from runner.kernels.moe_blocks import try_blocks
+from runner.kernels.moe_blocks import try_bits, try_blocks
 from runner.kernels.moe_fragments import try_experts
 from runner.kernels.moe_int8 import try_int8
 from runner.kernels.moe_route import try_rounding
@@ -29,6 +29,7 @@ def go_through(kinds: Iterable[tuple[str, int]], device: torch.device, *, has_ex
         if has_experts:
             try_experts(form, device)
             try_blocks(form, device)
+            try_bits(form, device)
             if form in FORMATS_AS_INT8 and is_hopper(torch.empty(0, device=device)):
                 try_int8(form, device)
     for rotation in sorted({rotation for _, rotation in found}):

@@ -13,7 +13,15 @@ from runner.kernels import moe_blocks, moe_fragments, moe_gemm
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, to_fragments
 from runner.kernels.matmul import Activation, dense_rows, gate_ref
-from runner.kernels.moe_blocks import BlocksOfExperts, multiplies_in_blocks, takes_blocks, try_blocks
+from runner.kernels.moe_blocks import (
+    BlocksOfExperts,
+    multiplies_alike,
+    multiplies_in_blocks,
+    shares_blocks,
+    takes_blocks,
+    try_bits,
+    try_blocks,
+)
 from runner.kernels.moe_groups import group_pairs, group_pairs_ref
 from runner.kernels.moe_matmul import (
     Dispatch,
@@ -191,12 +199,12 @@ def test_rows_are_rounded_to_fragments_beside_the_choice(
     assert (rows.num_rows, rows.zero) == (3, 15)
 
 
-@pytest.mark.parametrize(("m", "e", "k"), [(17, 1, 1), (40, 9, 4), (130, 9, 8)])
+@pytest.mark.parametrize(("m", "e", "k"), [(2, 40, 3), (17, 1, 1), (40, 9, 4), (130, 9, 8)])
 def test_pairs_are_sorted_by_expert_and_stay_in_order(m: int, e: int, k: int) -> None:
     _, experts = route(random(m, e), k, "topk_softmax")
     found, wanted = group_pairs(experts, e), group_pairs_ref(experts, e)
     assert torch.equal(found.order, wanted.order)
-    assert torch.equal(found.counts, wanted.counts)
+    assert torch.equal(found.firsts, wanted.firsts)
 
 
 # --- products --------------------------------------------------------------------------------------------------------
@@ -262,11 +270,17 @@ def test_blocks_are_for_few_pairs_of_whole_tiles() -> None:
     assert isinstance(odd, PackedMatrix)
     assert takes_blocks(w, 17, 2, 4)
     assert not takes_blocks(w, 16, 2, 4)
+    assert shares_blocks(w, 16, 2, 4)
+    assert not shares_blocks(w, 17, 2, 4)
+    assert not shares_blocks(w, 1, 2, 4)
+    assert not shares_blocks(w, 2, 1, 8)
+    assert not shares_blocks(odd, 16, 2, 4)
     assert not takes_blocks(w, 2 * moe_blocks.MOST_PAIRS + 1, 2, 4)
     assert not takes_blocks(odd, 17, 2, 4)
     planes = matrix("mq4", 4 * 32, 64)
     assert isinstance(planes, PackedMatrix)
     assert not takes_blocks(planes, 17, 2, 4)
+    assert not shares_blocks(planes, 16, 2, 4)
 
 
 @pytest.mark.parametrize(("kind", "n"), [("mq4 fragments", 16), ("mq4", 16), ("mq4", 21)])
@@ -311,6 +325,8 @@ def test_pairs_of_rows_of_an_expert_are_gated(kind: str, activation: Activation,
         *((f"{form} fragments", FEW_TILES[1], False) for form in ("mq4-uniform", "mq6")),
         ("mq4 fragments", MANY_TILES[0], True),
         ("mq4 fragments", (2, 11, 9, 32, 64), False),  # eight and a shared one
+        ("mq4 fragments", (1, 10, 9, 32, 1152), False),  # so many steps that they are a loop
+        ("mq4 fragments", (1, 17, 16, 32, 64), False),
         ("mq4 fragments", (1, 3, 2, 32, 1664), True),  # so many steps that they are a loop
     ],
     ids=str,
@@ -368,6 +384,33 @@ def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(kind: str) -> None:
                 assert torch.equal(one[0], batch[m])
 
 
+@pytest.mark.parametrize(
+    ("form", "m", "e", "k", "length", "has_bias"),
+    [
+        ("mq4", 2, 16, 3, 832, True),  # more experts than pairs; steps that are a loop
+        ("mq4", 10, 10, 9, 64, False),  # more slots than warps, more rows of an expert than a block has
+        ("mq4-uniform", 5, 3, 2, 320, True),
+        ("mq6", 5, 3, 1, 320, False),
+    ],
+)
+def test_rows_of_an_expert_multiplied_together_have_the_bits_that_they_have_alone(
+    form: str, m: int, e: int, k: int, length: int, has_bias: bool
+) -> None:
+    n, width = 32, 64  # several programs of each kernel
+    up, down = matrix(f"{form} fragments", e * 2 * n, length), matrix(f"{form} fragments", e * width, length)
+    biases = (random(e, 2 * n, seed=7), random(e, width, seed=5)) if has_bias else (None, None)
+    x, inner = activations(random(m, length), up, m), activations(random(m * k, length, seed=6), down, m)
+    routes = route(random(m, e, seed=4), k, "softmax_topk")
+
+    def run(*, is_sorted: bool) -> list[Tensor]:
+        to, h = dispatch(*routes, e, is_sorted=is_sorted), random(m, width, seed=8)
+        gated = moe_linear_gated(x, up, to, "silu", bias=biases[0], dtype=torch.float32)
+        apart = moe_linear(x, up, to, bias=biases[0], dtype=torch.float32)
+        return [gated, apart, moe_linear_residual(inner, down, to, h, bias=biases[1], eps=1e-5).parts, h]
+
+    assert all(map(torch.equal, run(is_sorted=True), run(is_sorted=False)))
+
+
 def test_int8_rows_of_pairs_are_those_of_the_pairs_in_order() -> None:
     """What the down product reads: quantizing all pairs at once and each by itself is the same."""
     inner = random(6, 64)
@@ -410,6 +453,7 @@ def test_experts_are_in_fragments_only_where_both_kernels_are_right(form: str, m
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
 def test_pairs_are_multiplied_in_blocks_only_where_that_is_right(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_blocks(form, DEVICE)
+    assert try_bits(form, DEVICE)
     right = BlocksOfExperts.pairs
 
     def wrong_in_one_lane(self: BlocksOfExperts, epilogue: Any, args: Any, *others: Any) -> None:
@@ -419,6 +463,7 @@ def test_pairs_are_multiplied_in_blocks_only_where_that_is_right(form: str, monk
     with monkeypatch.context() as wrong:
         wrong.setattr(BlocksOfExperts, "pairs", wrong_in_one_lane)
         assert not try_blocks(form, DEVICE)
+        assert not try_bits(form, DEVICE)
     w = matrix(f"{form} fragments", 32, 64)
     assert multiplies_in_blocks(w)
     assert not multiplies_in_blocks(matrix(form, 32, 64))
@@ -426,3 +471,6 @@ def test_pairs_are_multiplied_in_blocks_only_where_that_is_right(form: str, monk
     monkeypatch.setattr(moe_blocks, "is_nvidia", lambda _: True)
     monkeypatch.setattr(moe_blocks, "_works", lambda *_: False)
     assert not multiplies_in_blocks(w)
+    monkeypatch.setattr(moe_blocks, "_is_alike", lambda *_: False)
+    assert isinstance(w, PackedMatrix)
+    assert not multiplies_alike(w)

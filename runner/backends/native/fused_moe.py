@@ -21,7 +21,7 @@ from runner.kernels.add_parts import rotates
 from runner.kernels.fragment_products import ZEROS
 from runner.kernels.fragments import TILE
 from runner.kernels.matmul import gate_ref
-from runner.kernels.moe_blocks import multiplies_in_blocks, takes_blocks
+from runner.kernels.moe_blocks import multiplies_alike, multiplies_in_blocks, shares_blocks, takes_blocks
 from runner.kernels.moe_fragments import multiplies_experts
 from runner.kernels.moe_int8 import multiplies_in_int8, takes_pairs_in_int8
 from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
@@ -39,7 +39,8 @@ class FusedMoE:
     shared one, whose gate is the router's last row.
 
     rounding: of what gate and up read in a step of few tokens; None where they are dense, or want two. in_lanes: see
-    quantize_rows. in_blocks, in_int8: whether moe_blocks.py and moe_int8.py are for these matrices at all.
+    quantize_rows. in_blocks, in_int8: whether moe_blocks.py and moe_int8.py are for these matrices at all. is_alike:
+    whether in blocks the rows of a step have the bits that they have alone.
     """
 
     def __init__(self, module: MoE, name: str, reader: MatrixReader) -> None:
@@ -62,8 +63,9 @@ class FusedMoE:
         roundings = {_rounding_of(w) for w, _ in self.gate_up}
         self.rounding = roundings.pop() if len(roundings) == 1 else None
         self.in_blocks = all(multiplies_in_blocks(w) for w, _ in (*self.gate_up, self.down))
-        self.in_int8 = all(multiplies_in_int8(w) for w, _ in (*self.gate_up, self.down))
         packed = [w for w, _ in (*self.gate_up, self.down) if isinstance(w, PackedMatrix)]
+        self.is_alike = self.in_blocks and all(multiplies_alike(w) for w in packed)
+        self.in_int8 = all(multiplies_in_int8(w) for w, _ in (*self.gate_up, self.down))
         self.in_lanes = all(is_nvidia(w.packed) and _in_lanes(w.rotation, w.packed.device) for w in packed)
 
     def _stacks(self, read: Product, name: str, members: Sequence[str]) -> list[tuple[Matrix, Tensor | None]]:
@@ -118,7 +120,17 @@ class FusedMoE:
                 logits, k, kind, h, is_shared=shared, gain=gain, squares=squares,
                 rotation=self.rounding.rotation, zero=self.rounding.zero, in_lanes=self.in_lanes,
             )  # fmt: skip
-        return dispatch(weights, experts, self.num_experts), ready
+        # Rows that are to be normed behind a product are left alone: the sum of their squares has an order for each
+        # layout.
+        is_sorted = ready is not None and self._shares(len(h))
+        return dispatch(weights, experts, self.num_experts, is_sorted=is_sorted), ready
+
+    def _shares(self, n_rows: int) -> bool:
+        """Whether a step of so many rows multiplies those of an expert together."""
+        if not self.is_alike:
+            return False
+        matrices = (w for w, _ in (*self.gate_up, self.down) if isinstance(w, PackedMatrix))
+        return all(shares_blocks(w, n_rows, self.per_token, self.num_experts) for w in matrices)
 
     def _gated(self, stream: Stream, before: Norm | None, to: Dispatch, ready: MoeRows | None) -> Tensor:
         """act(gate) * up of all pairs of a token and an expert, [M * k, I]. ready: see _chosen."""

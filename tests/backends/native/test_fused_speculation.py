@@ -27,6 +27,7 @@ from runner.backends.native.model_files import read_config
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.errors import BadModelFile
 from runner.kernels.fragments import can_be_fragments, to_fragments
+from runner.kernels.moe_blocks import BlocksOfExperts
 from runner.kernels.repeats import draft_repeats_ref
 from runner.kernels.values import MOST_ROWS
 from runner.model_config import ModelConfig
@@ -64,12 +65,13 @@ WIDTHS = {"planes": 32, "fragments": 64}
 
 
 def model(directory: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> FusedExecution:
-    """The smallest model of a kind: "dense", "experts" with an int8 cache, or a recipe, in planes or "in fragments"."""
-    recipe, _, layout = kind.partition(" in ")
-    name = "qwen3-moe" if kind == "experts" else "qwen3"
+    """The smallest model of a kind: "dense", "experts" with an int8 cache, or a recipe, also "of experts", in planes or
+    "in fragments"."""
+    recipe, layout, has_experts = kind.split()[0], kind.partition(" in ")[2], "experts" in kind
     is_packed = recipe.startswith("mq")
-    width = dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), WIDTHS[layout or "planes"])
-    shape = SMALLEST | (width if is_packed else {}) | (EXPERTS if kind == "experts" else {})
+    sizes = ("hidden_size", "intermediate_size", "head_dim", *(["moe_intermediate_size"] if has_experts else []))
+    width = dict.fromkeys(sizes, WIDTHS[layout or "planes"]) if is_packed else {}
+    name, shape = ("qwen3-moe", SMALLEST | EXPERTS | width) if has_experts else ("qwen3", SMALLEST | width)
     config, weights = made(directory / "source", name, **shape)
     if is_packed:
         quantize_packed(
@@ -99,6 +101,22 @@ def test_a_row_has_the_same_bits_in_every_step(tmp_path: Path, kind: str, monkey
     together = logits(at_once)
     assert together.isfinite().all()
     assert [sizes for sizes in others if not torch.equal(logits(sizes), together)] == []
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_rows_of_a_step_that_share_experts_are_multiplied_together_with_the_bits_that_they_have_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution = model(tmp_path, "mq4 of experts in fragments", monkeypatch)
+    together, multiply = [], BlocksOfExperts.pairs
+    monkeypatch.setattr(
+        BlocksOfExperts, "pairs", lambda self, *args: together.append(self.x.num_rows) or multiply(self, *args)
+    )
+    alone = torch.cat([execution.extend([token], "all", go_on) for token in TOKENS[:6]])
+    assert together == []
+    execution.cache.truncate(0)
+    assert torch.equal(execution.extend(TOKENS[:6], "all", go_on), alone)
+    assert together == [6, 12] * (len(together) // 2) != []
 
 
 # --- choosing on the device ------------------------------------------------------------------------------------------
