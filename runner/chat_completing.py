@@ -9,25 +9,17 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from runner import set_values
 from runner.chat_commands import COMMANDS, PAGES, PATH_COMMANDS, THINK_LEVELS, is_command
-from runner.config import BACKENDS, KvType, OverflowPolicy, Speculation, Think
 from runner.message_files import OPEN_MENTION, READ_NONE
 from runner.settings import SETTINGS
 
 Kind = Literal["command", "model", "set name", "set value", "word", "path", "mention"]
 
 _MOST_PATHS = 200
-_SET_WORDS: dict[str, tuple[str, ...]] = {
-    "overflow": get_args(OverflowPolicy),
-    "think": get_args(Think),
-    "backend": BACKENDS,
-    "kv_type": get_args(KvType),
-    "n_gpu_layers": ("auto", "all"),
-    "speculation": get_args(Speculation),
-}
+_SET_WORDS = {item.field: item.words for item in SETTINGS if item.owner is not None}
 _HELP = {item.field or item.key: item.help for item in SETTINGS}
 _WORD_HELP = {
     "info": "the model, and where it runs",

@@ -141,7 +141,13 @@ def measure(
     ] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="last|ID", help="Compare with an earlier run.")
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="last|ID",
+            help="Compare with an earlier run.",
+            autocompletion=lambda: ["last"],
+        ),
     ] = None,
     fail_below: Annotated[
         str | None,

@@ -165,7 +165,12 @@ def compare(
 
 def export(
     run_id: Ref = "last",
-    board: Annotated[str, typer.Option("--for", metavar="|".join(_BOARDS), help="The board it is for.")] = _BOARDS[0],
+    board: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="|".join(_BOARDS), help="The board it is for.", autocompletion=lambda: list(_BOARDS)
+        ),
+    ] = _BOARDS[0],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE; stdout when left out, or -.")
     ] = None,
@@ -173,7 +178,13 @@ def export(
         str | None, typer.Option("--hf-id", metavar="OWNER/NAME", help="The model's repository on Hugging Face.")
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", metavar="native|llamacpp", help="[default: the one that decodes fastest]")
+        str | None,
+        typer.Option(
+            "--backend",
+            metavar="native|llamacpp",
+            help="[default: the one that decodes fastest]",
+            autocompletion=lambda: ["native", "llamacpp"],
+        ),
     ] = None,
     depth: Annotated[int, typer.Option("-d", "--depth", min=0, metavar="N", help="The rows at that depth.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,

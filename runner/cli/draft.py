@@ -61,7 +61,10 @@ def train(
     variant: Annotated[
         str | None,
         typer.Option(
-            "--variant", metavar="eagle3|normed", help="As published, or with two more norms [default: normed]."
+            "--variant",
+            metavar="eagle3|normed",
+            help="As published, or with two more norms [default: normed].",
+            autocompletion=lambda: ["eagle3", "normed"],
         ),
     ] = None,
     depth: Annotated[

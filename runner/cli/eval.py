@@ -64,7 +64,12 @@ def evaluate(
     backend: options.Backend = None,
     reference_backend: Annotated[
         str | None,
-        typer.Option("--reference-backend", metavar="|".join(BACKENDS), help="What runs the reference."),
+        typer.Option(
+            "--reference-backend",
+            metavar="|".join(BACKENDS),
+            help="What runs the reference.",
+            autocompletion=lambda: list(BACKENDS),
+        ),
     ] = None,
     n_gpu_layers: options.GpuLayers = None,
     kv_type: options.KvType = None,
