@@ -126,9 +126,9 @@ def quant_of(file_name: str) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is a file, or something about which the system refuses to say: reading it tells why."""
+    """Whether there is something, or the system refuses to say: reading it tells why it is no file."""
     try:
-        return path.is_file()
+        return path.is_file() or path.is_dir() or path.is_symlink()
     except OSError:
         return True
 
@@ -137,7 +137,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.", hint="Mend the file, or move it away.") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"{path} cannot be read: {reason}.", hint="Mend the file, or move it away.") from error
 
 
 def _check_value(path: Path, name: str, key: str, value: Any) -> Any:
@@ -197,7 +198,8 @@ def _build(path: Path, name: str, values: Mapping[str, Any]) -> ModelSpec:
     if spec.gguf and "{quant}" not in spec.file and spec.quants:
         raise ConfigError(f"{path}: [{name}] file must have {{quant}} in it.", hint='Such as "Model-{quant}.gguf".')
     if spec.quant and spec.quant not in spec.quants:
-        raise ConfigError(f"{path}: [{name}] quant {spec.quant!r} is not one of its quants.")
+        hint = f"It has: {', '.join(spec.quants) or 'none, so leave quant out'}."
+        raise ConfigError(f"{path}: [{name}] quant {spec.quant!r} is not one of its quants.", hint=hint)
     return spec
 
 
