@@ -95,6 +95,14 @@ def test_an_option_is_no_value_of_another(
     )
 
 
+@pytest.mark.parametrize(("word", "hint"), [("lst", "Did you mean list?"), ("rm", "Known names: delete, export, list")])
+def test_what_is_no_command_of_a_group_is_told_with_those_that_are(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sessions", word]) == 2
+    assert capsys.readouterr().err.startswith(f"error: runner sessions has no command {word!r}.\nhint: {hint}")
+
+
 def test_it_is_where_it_is_written_as_one_word_or_behind_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--prompt=--temp"], ["--", "-p", "--temp"]):
         assert main(["run", "fake", "-q", *arguments]) == 0
