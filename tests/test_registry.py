@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import ConfigError, UnknownModel, UsageError
+from runner.errors import BadModelFile, ConfigError, UnknownModel, UsageError
 from runner.model_files import choose
 from runner.paths import builtin, user_paths
+from runner.prepare import locate
 from runner.registry import ModelSpec, Registry, check_repo, quant_of
 
 
@@ -217,8 +218,12 @@ def test_models_made_here_are_found_by_name_before_the_registry(registry: Regist
     assert registry.resolve("Mine:2").path == models / "Mine:2"
     assert registry.resolve("mine").path == models / "mine"
     assert registry.resolve("qwen3-8b").origin == "made"
-    with pytest.raises(UnknownModel):
-        registry.resolve("half.partial")
+    for name in ("half", "half.partial"):
+        with pytest.raises(UnknownModel, match="half is not finished") as caught:
+            registry.resolve(name)
+        assert "given again" in caught.value.hint
+        with pytest.raises(BadModelFile, match=r"half\.partial is not finished"):
+            locate(registry.resolve(str(models / "half.partial")))
 
 
 # --- the user's file ---
