@@ -118,7 +118,7 @@ def evaluate(
         parse_special=parse_special,
         offline=settings.is_offline(offline),
         two_pass=two_pass,
-        kept_logits=keep_logits and keep_logits.expanduser().absolute(),
+        kept_logits=keep_logits and keep_logits.absolute(),
     )
     display = _Display(as_json=as_json)
     with stopping(lambda: _say_stopped(display, request.kept_logits)), display:
@@ -164,7 +164,7 @@ def _read(file: Path) -> str:
     """The text of a file. Raises UsageError for what cannot be read, or is not UTF-8: replaced characters would be
     measured as well."""
     try:
-        raw = sys.stdin.buffer.read() if file == _STDIN else file.expanduser().read_bytes()
+        raw = sys.stdin.buffer.read() if file == _STDIN else file.read_bytes()
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         hint = "Give the name of a text file, or - for what is piped in."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -13,7 +14,12 @@ from typer.testing import CliRunner
 from runner.cli.app import COMMANDS, _load, main, new_app
 from runner.cli.command import Command
 
-_ARGUMENTS = {"bench export": ["last", "--for", "localmaxxing"], "sessions export": ["some"], "draft train": ["demo"]}
+_ARGUMENTS = {
+    "bench export": ["last", "--for", "localmaxxing"],
+    "sessions export": ["some"],
+    "draft train": ["demo"],
+    "quantize": ["demo"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +55,8 @@ def test_an_empty_path_is_refused_by_its_flag_in_every_command(capsys: pytest.Ca
             assert main([*words, *_ARGUMENTS.get(" ".join(words), []), f"{flag}="]) == 2
             said = capsys.readouterr().err
             assert f"error: {flag} is empty.\nhint: Give it a value, {flag} {param.metavar}, or leave it out." in said
+            assert main([*words, *_ARGUMENTS.get(" ".join(words), []), f"{flag}=~nobody-here/x"]) == 2
+            assert "error: '~nobody-here/x': there is no such user.\nhint: " in capsys.readouterr().err
             seen += 1
     assert seen > 10
 
@@ -144,3 +152,13 @@ def test_think_alone_means_on_and_a_level_may_follow_it(arguments: list[str], le
 
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert seen == [(level, words)]
+
+
+def test_a_path_after_an_equals_sign_which_a_shell_leaves_as_it_is_may_begin_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "note.txt").write_text("hi")
+    assert main(["run", "fake", "-q", "--file=~/note.txt"]) == 0
+    assert main(["quantize", "demo", "-t", "q8_0", "--output=~/made.gguf", "-q"]) == 0
+    assert (tmp_path / "made.gguf").is_file()
