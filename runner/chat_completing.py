@@ -13,6 +13,7 @@ from typing import Literal
 
 from runner import set_values
 from runner.chat_commands import COMMANDS, PAGES, PATH_COMMANDS, THINK_LEVELS, is_command
+from runner.errors import UsageError
 from runner.message_files import OPEN_MENTION, READ_NONE
 from runner.settings import SETTINGS
 
@@ -111,10 +112,18 @@ def _words(wanted: Asked, models: Sequence[str]) -> Iterable[str]:
     if wanted.kind == "model":
         return _beginning_first([name for name in models if word in name.lower()], word)
     if wanted.kind == "set value":
-        known = _SET_WORDS.get(set_values.ALIASES.get(wanted.topic, wanted.topic), ())
+        known = _set_words(wanted.topic)
     else:
         known = PAGES if wanted.topic == "show" else (*THINK_LEVELS, "show", "hide")
     return [one for one in known if one.startswith(word)]
+
+
+def _set_words(name: str) -> tuple[str, ...]:
+    """What /set takes for that name, as it may be written, where that is one of a few words."""
+    try:
+        return _SET_WORDS.get(set_values.field_name(name), ())
+    except UsageError:
+        return ()
 
 
 def _beginning_first(names: Iterable[str], word: str) -> list[str]:
