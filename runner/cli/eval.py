@@ -100,8 +100,9 @@ def evaluate(
     render.configure(quiet=quiet)
     paths = user_paths()
     settings = load_settings(paths)
-    if keep_logits is not None and against is None:
-        raise UsageError("--keep-logits keeps a reference's logits.", hint="Name the reference with --against.")
+    of_reference = {"--reference-backend": reference_backend, "--two-pass": two_pass, "--keep-logits": keep_logits}
+    if against is None and (flag := next((flag for flag, given in of_reference.items() if given), "")):
+        raise UsageError(f"{flag} is about a reference.", hint="Name the reference with --against.")
     shared = {
         "n_gpu_layers": options.gpu_layers(n_gpu_layers),
         "kv_type": kv_type,
