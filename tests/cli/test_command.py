@@ -11,8 +11,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from runner.bench.store import append_run
 from runner.cli.app import COMMANDS, _load, main, new_app
 from runner.cli.command import Command
+from runner.paths import user_paths
+from tests.bench.bench_records import run
 
 _ARGUMENTS = {
     "bench export": ["last", "--for", "localmaxxing"],
@@ -162,3 +165,15 @@ def test_a_path_after_an_equals_sign_which_a_shell_leaves_as_it_is_may_begin_at_
     assert main(["run", "fake", "-q", "--file=~/note.txt"]) == 0
     assert main(["quantize", "demo", "-t", "q8_0", "--output=~/made.gguf", "-q"]) == 0
     assert (tmp_path / "made.gguf").is_file()
+
+
+@pytest.mark.parametrize("arguments", [["quantize", "demo", "-o", "y"], ["bench", "history", "x"]])
+def test_a_path_from_a_working_directory_that_was_deleted_is_told_as_that(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append_run(user_paths().bench_history, run())
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == "error: The working directory was deleted.\nhint: Go to another: cd ~\n"
