@@ -78,7 +78,7 @@ class Answer:
         self._stream = AnswerStream(
             tokenizer,
             stops=self._params.stop,
-            markers=prompt.markers if self._constraint is None else _with_remarks_as_thoughts(prompt.markers),
+            markers=prompt.markers if self._constraint is None else _with_the_answer_alone(prompt.markers),
             is_in_reasoning=prompt.is_in_reasoning,
             follows_drafts=self._speculator is not None,
             strips_space=self._constraint is None,
@@ -195,11 +195,11 @@ class Answer:
         return "context" if n_prompt + len(self._token_ids) >= self._backend.info.n_ctx else None
 
 
-def _with_remarks_as_thoughts(markers: ReasoningMarkers | None) -> ReasoningMarkers | None:
-    """An answer that keeps to a grammar is that alone: remarks before it are free, and are no part of it."""
+def _with_the_answer_alone(markers: ReasoningMarkers | None) -> ReasoningMarkers | None:
+    """An answer that keeps to a grammar is that alone: what comes on other channels is free, and no part of it."""
     if markers is None or (channels := markers.channels) is None:
         return markers
-    return replace(markers, channels=replace(channels, thoughts=channels.thoughts | channels.remarks))
+    return replace(markers, channels=replace(channels, is_answer_alone=True))
 
 
 def _dropped_notice(dropped: Sequence[Message]) -> Notice:

@@ -43,7 +43,7 @@ def read_text_file(path: Path) -> tuple[str, str]:
         with path.expanduser().open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
         raise UsageError(f"{path} cannot be read: {reason}.", hint="Give the name of a text file.") from error
     check_size(raw, str(path))
     return decode(raw, str(path))

@@ -9,25 +9,18 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from runner import set_values
 from runner.chat_commands import COMMANDS, PAGES, PATH_COMMANDS, THINK_LEVELS, is_command
-from runner.config import BACKENDS, KvType, OverflowPolicy, Speculation, Think
+from runner.errors import UsageError
 from runner.message_files import OPEN_MENTION, READ_NONE
 from runner.settings import SETTINGS
 
 Kind = Literal["command", "model", "set name", "set value", "word", "path", "mention"]
 
 _MOST_PATHS = 200
-_SET_WORDS: dict[str, tuple[str, ...]] = {
-    "overflow": get_args(OverflowPolicy),
-    "think": get_args(Think),
-    "backend": BACKENDS,
-    "kv_type": get_args(KvType),
-    "n_gpu_layers": ("auto", "all"),
-    "speculation": get_args(Speculation),
-}
+_SET_WORDS = {item.field: item.words for item in SETTINGS if item.owner is not None}
 _HELP = {item.field or item.key: item.help for item in SETTINGS}
 _WORD_HELP = {
     "info": "the model, and where it runs",
@@ -119,10 +112,18 @@ def _words(wanted: Asked, models: Sequence[str]) -> Iterable[str]:
     if wanted.kind == "model":
         return _beginning_first([name for name in models if word in name.lower()], word)
     if wanted.kind == "set value":
-        known = _SET_WORDS.get(set_values.ALIASES.get(wanted.topic, wanted.topic), ())
+        known = _set_words(wanted.topic)
     else:
         known = PAGES if wanted.topic == "show" else (*THINK_LEVELS, "show", "hide")
     return [one for one in known if one.startswith(word)]
+
+
+def _set_words(name: str) -> tuple[str, ...]:
+    """What /set takes for that name, as it may be written, where that is one of a few words."""
+    try:
+        return _SET_WORDS.get(set_values.field_name(name), ())
+    except UsageError:
+        return ()
 
 
 def _beginning_first(names: Iterable[str], word: str) -> list[str]:

@@ -71,7 +71,7 @@ def _read(name: str, hint: str) -> str:
         with Path(name).expanduser().open("rb") as file:
             raw = file.read(4 * LARGEST_GRAMMAR + 1)  # more bytes are more characters than there may be
     except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
         raise UsageError(f"{name} cannot be read: {reason}.", hint=hint) from error
     if len(raw) > 4 * LARGEST_GRAMMAR:
         raise UsageError(

@@ -92,6 +92,16 @@ def local_models(registry: Registry) -> tuple[LocalModel, ...]:
     return tuple(found)
 
 
+def unfinished(spec: ModelSpec, registry: Registry) -> LocalModel | None:
+    """What is here of a model of the hub that is not here whole; None where there is nothing of it."""
+    repo, asked = spec.source[0].lower(), spec.chosen_quant.lower()
+    for model in local_models(registry):
+        is_asked = model.format != "gguf" if spec.wants_safetensors else asked in ("", model.quantization.lower())
+        if repo and is_asked and model.repo.lower() == repo and model.state != "complete":
+            return model
+    return None
+
+
 def unreadable(registry: Registry, paths: Paths) -> tuple[Path, ...]:
     """Directories that have models, or may have, and may not be read: what is in them is in no list."""
     made = [one for place in (paths.models, paths.drafts) for one in (place, *finished(place).values())]
@@ -268,8 +278,8 @@ def _in_cache(known: ModelSpec | None, repo: str, directory: Path) -> list[Local
     has_original = any(weights.format != "gguf" for weights in whole)
     for group in _groups({*files, *parts, *broken}, files):
         if there.isdisjoint(group.names) and not (has_original and _is_beside(group, files)):
-            unfinished = _Unfinished(group, files, parts, broken)
-            found.append(unfinished.model(_cache_name(known, repo, unfinished.weights), repo))
+            begun = _Unfinished(group, files, parts, broken)
+            found.append(begun.model(_cache_name(known, repo, begun.weights), repo))
     return found
 
 

@@ -24,6 +24,8 @@ def write_new(
 
     is_private: with mode 0600, else as the umask says. remedy: the hint where it is there already.
     """
+    if os.path.isdir(path):  # which may have no name, as "/" has none
+        raise UsageError(f"{path} is a directory, and this is written to a file.", hint="Name a file.")
     beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}")  # a character takes up to four bytes of 255
     try:
         if path.exists() and not overwrite:

@@ -35,9 +35,10 @@ from runner.model_files import (
     missing_side_files,
     needs_index,
 )
+from runner.quant.half_made import GO_ON
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.json_file import read_json_if_there
-from runner.quant.packed_files import MANIFEST_NAME, WEIGHTS_NAME
+from runner.quant.packed_files import MANIFEST_NAME, PARTIAL_SUFFIX, WEIGHTS_NAME
 from runner.registry import SCRIPT_SUFFIX, ModelSpec
 from runner.shard_order import indexed_shards, names_in, tensors_of_shards
 from runner.types import CancelToken, ReadyModel
@@ -179,7 +180,12 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
             raise UsageError(
                 f"{path} has several models: {listed}.", hint=f"Name one of them: {path / groups[0].names[0]}"
             )
-        return Located(path, choose(spec, names, str(path), indexed_shards(names, path / INDEX)))
+        try:
+            return Located(path, choose(spec, names, str(path), indexed_shards(names, path / INDEX)))
+        except RunnerError as error:
+            if not path.name.endswith(PARTIAL_SUFFIX):
+                raise
+            raise BadModelFile(f"{path} is not finished.", hint=f"{GO_ON}.") from error
     suffix = path.suffix.lower()
     if suffix == ".gguf":
         return Located(path.parent, Choice("gguf", _gguf_parts(path), _side_files(path.parent)))

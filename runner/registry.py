@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from runner.errors import ConfigError, UnknownModel, UsageError, nearest, nearest_hint
 from runner.paths import Paths, builtin, user_paths
-from runner.quant.half_made import finished
+from runner.quant.half_made import GO_ON, finished
+from runner.quant.packed_files import PARTIAL_SUFFIX
 
 Origin = Literal["registry", "made", "hub", "path", "fake"]
 
@@ -126,9 +127,9 @@ def quant_of(file_name: str) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is a file, or something about which the system refuses to say: reading it tells why."""
+    """Whether there is something, or the system refuses to say: reading it tells why it is no file."""
     try:
-        return path.is_file()
+        return path.is_file() or path.is_dir() or path.is_symlink()
     except OSError:
         return True
 
@@ -137,7 +138,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.", hint="Mend the file, or move it away.") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"{path} cannot be read: {reason}.", hint="Mend the file, or move it away.") from error
 
 
 def _check_value(path: Path, name: str, key: str, value: Any) -> Any:
@@ -197,7 +199,8 @@ def _build(path: Path, name: str, values: Mapping[str, Any]) -> ModelSpec:
     if spec.gguf and "{quant}" not in spec.file and spec.quants:
         raise ConfigError(f"{path}: [{name}] file must have {{quant}} in it.", hint='Such as "Model-{quant}.gguf".')
     if spec.quant and spec.quant not in spec.quants:
-        raise ConfigError(f"{path}: [{name}] quant {spec.quant!r} is not one of its quants.")
+        hint = f"It has: {', '.join(spec.quants) or 'none, so leave quant out'}."
+        raise ConfigError(f"{path}: [{name}] quant {spec.quant!r} is not one of its quants.", hint=hint)
     return spec
 
 
@@ -319,6 +322,9 @@ class Registry:
         )
 
     def _unknown(self, text: str) -> UnknownModel:
+        output = text.removesuffix(PARTIAL_SUFFIX)
+        if self._made is not None and os.path.exists(self._made / (output + PARTIAL_SUFFIX)):
+            return UnknownModel(f"{output} is not finished.", hint=f"{GO_ON}.")
         name = text.partition(":")[0]
         names = [*self._specs, *self._aliases, *(spec.name for spec in self.made())]
         near = nearest(name, names)

@@ -29,8 +29,8 @@ class Message:
 class ChannelMarkers:
     """How a model writes messages on named channels (harmony): `turn` role `channel` name `body` text `end`.
 
-    thoughts: the channels that are thinking. answer: the channel that goes on to the end of the completion. remarks:
-    what comes on these before it is a part of the answer, if that may have any form.
+    thoughts: the channels that are thinking. answer: the channel that goes on to the end of the completion. What comes
+    on any other before it is a part of the answer too, or a thought if is_answer_alone.
     """
 
     turn: str
@@ -39,7 +39,7 @@ class ChannelMarkers:
     end: str
     thoughts: frozenset[str]
     answer: str
-    remarks: frozenset[str]
+    is_answer_alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

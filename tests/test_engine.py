@@ -437,8 +437,14 @@ def test_the_demo_answers_in_json_of_a_schema(engine: EngineSurface, seed: int) 
             runner.backends.fake.CHAT_TEMPLATE + "{# <|channel|>analysis<|message|> #}",
             "hm\n\nLet me see.",
         ),
+        (
+            "<|channel|>plan<|message|>hm<|end|><|start|>assistant<|message|>Let me see."
+            "<|end|><|start|>assistant<|channel|>final<|message|>It is",
+            runner.backends.fake.CHAT_TEMPLATE + "{# <|channel|>analysis<|message|> #}",
+            "hm\n\nLet me see.",
+        ),
     ],
-    ids=["tags", "channels"],
+    ids=["tags", "channels", "channels-that-harmony-has-not"],
 )
 def test_a_grammar_holds_for_the_answer_and_not_for_the_thought(
     engine: EngineSurface, script: Callable[..., str], reply: str, template: str, thought: str

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import ConfigError, UnknownModel, UsageError
+from runner.errors import BadModelFile, ConfigError, UnknownModel, UsageError
 from runner.model_files import choose
 from runner.paths import builtin, user_paths
+from runner.prepare import locate
 from runner.registry import ModelSpec, Registry, check_repo, quant_of
 
 
@@ -217,8 +218,12 @@ def test_models_made_here_are_found_by_name_before_the_registry(registry: Regist
     assert registry.resolve("Mine:2").path == models / "Mine:2"
     assert registry.resolve("mine").path == models / "mine"
     assert registry.resolve("qwen3-8b").origin == "made"
-    with pytest.raises(UnknownModel):
-        registry.resolve("half.partial")
+    for name in ("half", "half.partial"):
+        with pytest.raises(UnknownModel, match="half is not finished") as caught:
+            registry.resolve(name)
+        assert "given again" in caught.value.hint
+        with pytest.raises(BadModelFile, match=r"half\.partial is not finished"):
+            locate(registry.resolve(str(models / "half.partial")))
 
 
 # --- the user's file ---
@@ -272,7 +277,7 @@ def test_an_alias_of_one_s_own_may_have_capitals() -> None:
         ('[x]\nrepo = "a/b"\nsizes = { Q4 = 5, Q8 = -1 }', "sizes", "table of bytes"),
         ('[x]\nrepo = "a/../b"', "repo", "owner/repo"),
         ('[x]\ngguf = "a/b"\nquants = ["Q4"]\nfile = "x.gguf"', "{quant}", "quant"),
-        ('[x]\ngguf = "a/b"\nquants = ["Q4"]\nfile = "{quant}"\nquant = "Q5"', "not one of its quants", ""),
+        ('[x]\ngguf = "a/b"\nquants = ["Q4"]\nfile = "{quant}"\nquant = "Q5"', "not one of its quants", "Q4"),
         ('[x]\npath = "~no-such-user-here/x"', "path is '~no-such-user-here/x'", "directory"),
         ('[x]\npath = "a\\u0000b"', "path is 'a\\x00b'", "directory"),
         ('[x]\npath = ""', "path is ''", "directory"),
@@ -327,6 +332,13 @@ def test_a_user_file_that_the_system_refuses_is_a_configuration_error(monkeypatc
         raise PermissionError(13, "Permission denied", str(path))
 
     user_file = user_paths().user_models_file
+    user_file.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"models\.toml cannot be read: Is a directory\."):
+        Registry.load_for()
+    user_file.rmdir()
+    user_file.symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"cannot be read: No such file or directory\."):
+        Registry.load_for()
     with monkeypatch.context() as patched:
         read = Path.read_text
         patched.setattr(Path, "is_file", lambda path: refuse(path) if path == user_file else True)

@@ -234,8 +234,9 @@ def test_files_that_are_no_text_or_no_file_are_refused(paths: Paths, home: Path)
         load(paths, home)
     paths.settings_file.unlink()
     paths.settings_file.mkdir()
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is a directory") as caught:
         load(paths, home)
+    assert caught.value.hint == "Move it away."
     paths.settings_file.rmdir()
     paths.config.rmdir()
     paths.config.touch()

@@ -189,6 +189,11 @@ def last_like(runs: Sequence[BenchRun], run: BenchRun) -> BenchRun | None:
     return next((one for one in like if _measured(run) <= _measured(one)), like[0] if like else None)
 
 
+def last_comparable(runs: Sequence[BenchRun], run: BenchRun) -> BenchRun | None:
+    """The last run of `runs` of the same model that has numbers for a row of `run`, whatever else was another."""
+    return next((one for one in reversed(runs) if one.model == run.model and _measured(one) & _measured(run)), None)
+
+
 def _measured(run: BenchRun) -> set[tuple[str, str]]:
     """Backend and test of the rows that have numbers."""
     return {(row.backend, row.test) for row in run.rows if row.samples}

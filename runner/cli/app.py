@@ -204,6 +204,14 @@ def _usage_error(error: Any, arguments: Sequence[str]) -> RunnerError:
     return UsageError(f"{message}.", hint=f"`{command} --help` says what there is.")
 
 
+def _check_working_directory(error: OSError) -> None:
+    """Raise RunnerError where it was deleted: a path that is meant from there has no beginning."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise RunnerError("The working directory was deleted.", hint="Go to another: cd ~") from error
+
+
 def _run(arguments: list[str]) -> int:
     """Gives the exit code."""
     try:
@@ -213,8 +221,9 @@ def _run(arguments: list[str]) -> int:
             render.narrate(error.message)
             return 2
         raise _usage_error(error, arguments) from error
-    except OSError:
+    except OSError as error:
         render.check_output()
+        _check_working_directory(error)
         raise
     return code if isinstance(code, int) else 0
 

@@ -131,17 +131,23 @@ def measure(
         bool, typer.Option("--random-weights", help="The model's weights are random: do not judge its text.")
     ] = False,
     form: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
             metavar="table|md|json|jsonl|csv",
-            help="How the report is written to stdout.",
+            help="How the report is written to stdout. [default: table]",
             autocompletion=lambda: ["table", "md", "json", "jsonl", "csv"],
         ),
-    ] = "table",
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="last|ID", help="Compare with an earlier run.")
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="last|ID",
+            help="Compare with an earlier run.",
+            autocompletion=lambda: ["last"],
+        ),
     ] = None,
     fail_below: Annotated[
         str | None,
@@ -164,8 +170,8 @@ def measure(
     from runner.paths import user_paths
 
     render.configure(quiet=quiet)
-    form = "json" if as_json else form
-    before = bench_reports.check_options(form, baseline, fail_below, plot)
+    form = bench_reports.form_of(form, as_json=as_json)
+    before = bench_reports.check_options(baseline, fail_below, plot)
     request = _request(
         model,
         sizes=tuple(token_counts(name, text) for name, text in (("-p", n_prompt), ("-n", n_gen), ("-d", depths))),

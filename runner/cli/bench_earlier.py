@@ -18,11 +18,11 @@ from runner.cli import completing, render
 from runner.cli.bench_reports import (
     FORMATS,
     allowed_share,
-    check_format,
     check_options,
     draw,
     expanded,
     fails,
+    form_of,
     read_kept,
     run_meant,
     show_run,
@@ -36,14 +36,18 @@ from runner.safe_text import safe_line
 
 if TYPE_CHECKING:
     from runner.bench.record import BenchRun
+    from runner.bench.store import History
 
 _LATEST: Final = 20  # runs that `history` shows unless told otherwise
 _BOARDS: Final = ("localmaxxing",)
 
 FormatOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--format", metavar="|".join(FORMATS), help="How it is written to stdout.", autocompletion=lambda: list(FORMATS)
+        "--format",
+        metavar="|".join(FORMATS),
+        help="How it is written to stdout. [default: table]",
+        autocompletion=lambda: list(FORMATS),
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
@@ -59,12 +63,11 @@ def history(
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, metavar="N", help="The last N runs; of a table 20 when left out.")
     ] = None,
-    form: FormatOption = "table",
+    form: FormatOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List earlier runs, the last one last, and how their figures went on."""
-    form = "json" if as_json else form
-    check_format(form, FORMATS)
+    form = form_of(form, as_json=as_json)
     runs = [run for run in read_kept(user_paths()).runs if model is None or _is_of(run, model)]
     shown = runs[-(limit or (_LATEST if form in ("table", "md") else len(runs) or 1)) :]
     if not shown and form in ("table", "md"):
@@ -112,13 +115,13 @@ Ref = Annotated[str, typer.Argument(metavar="RUN", help=_REF)]
 
 def show(
     run_id: Ref = "last",
-    form: FormatOption = "table",
+    form: FormatOption = None,
     as_json: JsonOption = False,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the rows into FILE (.svg).")] = None,
 ) -> None:
     """Show an earlier run as it was shown when it was made."""
-    form = "json" if as_json else form
-    check_options(form, None, None, plot)
+    form = form_of(form, as_json=as_json)
+    check_options(None, None, plot)
     run = run_meant(read_kept(user_paths()), run_id)
     show_run(run, form)
     if plot is not None:
@@ -126,33 +129,34 @@ def show(
 
 
 def compare(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help=_REF)] = "last~1",
+    before: Annotated[str | None, typer.Argument(metavar="BEFORE", help=_REF)] = None,
     after: Annotated[str, typer.Argument(metavar="AFTER", help=_REF)] = "last",
     fail_below: FailBelow = None,
     form: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
             metavar="table|md|json",
-            help="How it is written to stdout.",
+            help="How it is written to stdout. [default: table]",
             autocompletion=lambda: ["table", "md", "json"],
         ),
-    ] = "table",
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two runs, row by row: what is faster, what is slower, and what cannot be told from noise.
 
-    Without arguments: the last run with the one before it.
+    Without arguments: the last run, with the last before it that has one of its rows, of the same model.
     """
     from runner.bench.comparison import compare_runs
     from runner.bench.comparison_table import comparison_json, comparison_lines, comparison_markdown
 
-    form = "json" if as_json else form
-    check_format(form, ("table", "md", "json"))
+    form = form_of(form, as_json=as_json, known=("table", "md", "json"))
     if fail_below is not None:
         allowed_share(fail_below)
     kept = read_kept(user_paths())
-    comparison = compare_runs(run_meant(kept, before), run_meant(kept, after))
+    new = run_meant(kept, after)
+    old = run_meant(kept, before) if before is not None else _comparable(kept, new)
+    comparison = compare_runs(old, new)
     if form == "table":
         draw(comparison_lines(comparison, width_of(sys.stdout)))
     elif form == "md":
@@ -163,9 +167,31 @@ def compare(
         raise typer.Exit(1)
 
 
+def _comparable(kept: History, run: BenchRun) -> BenchRun:
+    """What the last run is compared with when nothing is named. Raises UsageError where there is nothing."""
+    from runner.bench.store import last_comparable
+
+    found = last_comparable(kept.runs[:-1], run)
+    if found is None:
+        raise UsageError(
+            f"The last run ({run.id}, {safe_line(run.model)}) cannot be compared: no earlier one has a row of it.",
+            hint="Name two runs, BEFORE and AFTER: `runner bench history` lists them.",
+        )
+    n_between = next(i for i, one in enumerate(reversed(kept.runs[:-1])) if one is found)
+    if n_between:
+        runs = "1 run" if n_between == 1 else f"{n_between} runs"
+        render.narrate(f"Compared with {found.id}: {runs} between them measured something else.")
+    return found
+
+
 def export(
     run_id: Ref = "last",
-    board: Annotated[str, typer.Option("--for", metavar="|".join(_BOARDS), help="The board it is for.")] = _BOARDS[0],
+    board: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="|".join(_BOARDS), help="The board it is for.", autocompletion=lambda: list(_BOARDS)
+        ),
+    ] = _BOARDS[0],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE; stdout when left out, or -.")
     ] = None,
@@ -173,7 +199,13 @@ def export(
         str | None, typer.Option("--hf-id", metavar="OWNER/NAME", help="The model's repository on Hugging Face.")
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", metavar="native|llamacpp", help="[default: the one that decodes fastest]")
+        str | None,
+        typer.Option(
+            "--backend",
+            metavar="native|llamacpp",
+            help="[default: the one that decodes fastest]",
+            autocompletion=lambda: ["native", "llamacpp"],
+        ),
     ] = None,
     depth: Annotated[int, typer.Option("-d", "--depth", min=0, metavar="N", help="The rows at that depth.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,

@@ -37,12 +37,11 @@ _COLOURS: Final[dict[Style, render.Colour | None]] = {
 # --- a new run -------------------------------------------------------------------------------------------------------
 
 
-def check_options(form: str, baseline: str | None, fail_below: str | None, plot: Path | None) -> BenchRun | None:
+def check_options(baseline: str | None, fail_below: str | None, plot: Path | None) -> BenchRun | None:
     """Refuse now what could only fail after minutes of measuring; gives the baseline, None for the last run like it.
 
     Raises UsageError, and RunnerError.
     """
-    check_format(form, FORMATS)
     if fail_below is not None:
         allowed_share(fail_below)
         if baseline is None:
@@ -52,10 +51,13 @@ def check_options(form: str, baseline: str | None, fail_below: str | None, plot:
     return None if baseline in (None, "last") else run_meant(read_kept(user_paths()), str(baseline))
 
 
-def check_format(form: str, known: Sequence[str]) -> None:
-    """Raises UsageError for a format that is not among those."""
-    if form not in known:
+def form_of(form: str | None, *, as_json: bool, known: Sequence[str] = FORMATS) -> str:
+    """The format that --format and --json ask for: the first of `known` when neither is given. Raises UsageError."""
+    if form is not None and form not in known:
         raise UsageError(f"--format is {form!r}.", hint=f"It must be one of {', '.join(known)}.")
+    if as_json and form not in (None, "json"):
+        raise UsageError(f"--json contradicts --format {form}.", hint="Leave one of them out.")
+    return "json" if as_json else form or known[0]
 
 
 def show_run(run: BenchRun, form: str) -> None:
@@ -97,7 +99,7 @@ def keep_run(run: BenchRun, paths: Paths) -> bool:
     except RunnerError as error:
         render.warn(error.message, error.hint)
         return False
-    render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside the one before it.")
+    render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside the last one like it.")
     return True
 
 

@@ -1,4 +1,5 @@
-"""How every command reads its options, beyond what Typer does: a value is neither empty nor another option.
+"""How every command reads its options, beyond what Typer does: a value is neither empty nor another option, and ~ in a
+path is a home directory.
 
 An empty value is what a shell makes of a variable that is not set; Path would take it for the working directory. It
 knows no command.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
 import typer
@@ -38,7 +40,11 @@ class Command(TyperCommand):
             for param in self.params:
                 if isinstance(param, TyperOption) or param.type.name == "path":
                     _refuse_empty(param, written.get(param.name or ""))
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            if param.type.name == "path" and not ctx.resilient_parsing:
+                ctx.params[param.name] = _expanded(ctx.params[param.name])
+        return rest
 
 
 class App(typer.Typer):
@@ -63,6 +69,18 @@ def _with_levels(args: Sequence[str]) -> Iterator[str]:
             yield f"--think={following if following in levels else 'on'}"
         elif before != "--think" or word not in levels:
             yield word
+
+
+def _expanded(written: Any) -> Any:
+    """A path, or several, with ~ as a home directory, which a shell leaves after "=". Raises UsageError."""
+    if isinstance(written, (list, tuple)):
+        return type(written)(map(_expanded, written))
+    if not isinstance(written, (str, Path)):
+        return written
+    try:
+        return type(written)(Path(written).expanduser()) if str(written).startswith("~") else written
+    except RuntimeError as error:
+        raise UsageError(f"{str(written)!r}: there is no such user.", hint="Give the path in full.") from error
 
 
 def _refuse_empty(param: Any, written: object) -> None:

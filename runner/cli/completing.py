@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+import typer
+
 from runner.cli import bash_words
 from runner.errors import RunnerError
 
@@ -25,6 +27,7 @@ Offers: TypeAlias = list[tuple[str, str]]
 _WORD = re.compile(r"[\w.:/@+-]+")
 _NO_WORDS = re.compile(r"[^\w .,!?-]+")
 _MOST_CHATS = 100
+_OF_MODELS = ("model", "draft")  # settings
 
 
 def _offered(find: Callable[[str], Iterable[tuple[str, str]]]) -> Callable[[str], Offers]:
@@ -95,6 +98,16 @@ def formats(incomplete: str) -> Iterator[tuple[str, str]]:  # noqa: ARG001
 
     yield from ((name, "packed, for the native backend") for name in RECIPES)
     yield from ((name, "a GGUF") for name in FORMATS)
+
+
+def setting_values(ctx: typer.Context, incomplete: str) -> Offers:
+    """What the setting that is named before can be, where that is one of a few words, or a model."""
+    from runner.settings import SETTINGS
+
+    key = ctx.params.get("key")
+    if key in _OF_MODELS:
+        return models(incomplete)
+    return [(word, "") for item in SETTINGS if item.key == key for word in item.words]
 
 
 def _registry() -> Registry:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from runner.cli import render
+from runner.cli import completing, render
 from runner.cli.app import new_app
 from runner.errors import ConfigError
 from runner.paths import user_paths
@@ -65,7 +65,14 @@ def get(key: Key, as_json: Json = False) -> None:
 @app.command("set", context_settings={"ignore_unknown_options": True})  # so that -1 is a value
 def set_(
     key: Key,
-    value: Annotated[list[str], typer.Argument(metavar="VALUE...", help="Several only where a setting is a list.")],
+    value: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="VALUE...",
+            help="Several only where a setting is a list.",
+            autocompletion=completing.setting_values,
+        ),
+    ],
 ) -> None:
     """Write one setting into your config.toml.
 

@@ -61,7 +61,10 @@ def train(
     variant: Annotated[
         str | None,
         typer.Option(
-            "--variant", metavar="eagle3|normed", help="As published, or with two more norms [default: normed]."
+            "--variant",
+            metavar="eagle3|normed",
+            help="As published, or with two more norms [default: normed].",
+            autocompletion=lambda: ["eagle3", "normed"],
         ),
     ] = None,
     depth: Annotated[
@@ -149,7 +152,7 @@ def show(
     from runner.paths import user_paths
     from runner.quant.half_made import finished
 
-    report = read_report(finished(user_paths().drafts).get(str(head)) or head.expanduser())
+    report = read_report(finished(user_paths().drafts).get(str(head)) or head)
     if as_json:
         render.emit_json(
             "runner.draft/1", {key: value for key, value in report_json(report).items() if key != "schema"}
@@ -174,7 +177,7 @@ def _seconds(text: str | None) -> float | None:
 def _prompts(path: Path | None) -> Prompts:
     from runner.draft_training.prompts import read_prompts, shipped_prompts
 
-    return shipped_prompts() if path is None else read_prompts(path.expanduser())
+    return shipped_prompts() if path is None else read_prompts(path)
 
 
 def _ready(text: str, *, offline: bool, as_json: bool) -> ReadyModel:

@@ -64,7 +64,12 @@ def evaluate(
     backend: options.Backend = None,
     reference_backend: Annotated[
         str | None,
-        typer.Option("--reference-backend", metavar="|".join(BACKENDS), help="What runs the reference."),
+        typer.Option(
+            "--reference-backend",
+            metavar="|".join(BACKENDS),
+            help="What runs the reference.",
+            autocompletion=lambda: list(BACKENDS),
+        ),
     ] = None,
     n_gpu_layers: options.GpuLayers = None,
     kv_type: options.KvType = None,
@@ -95,8 +100,9 @@ def evaluate(
     render.configure(quiet=quiet)
     paths = user_paths()
     settings = load_settings(paths)
-    if keep_logits is not None and against is None:
-        raise UsageError("--keep-logits keeps a reference's logits.", hint="Name the reference with --against.")
+    of_reference = {"--reference-backend": reference_backend, "--two-pass": two_pass, "--keep-logits": keep_logits}
+    if against is None and (flag := next((flag for flag, given in of_reference.items() if given), "")):
+        raise UsageError(f"{flag} is about a reference.", hint="Name the reference with --against.")
     shared = {
         "n_gpu_layers": options.gpu_layers(n_gpu_layers),
         "kv_type": kv_type,
@@ -113,7 +119,7 @@ def evaluate(
         parse_special=parse_special,
         offline=settings.is_offline(offline),
         two_pass=two_pass,
-        kept_logits=keep_logits and keep_logits.expanduser().absolute(),
+        kept_logits=keep_logits and keep_logits.absolute(),
     )
     display = _Display(as_json=as_json)
     with stopping(lambda: _say_stopped(display, request.kept_logits)), display:
@@ -159,7 +165,7 @@ def _read(file: Path) -> str:
     """The text of a file. Raises UsageError for what cannot be read, or is not UTF-8: replaced characters would be
     measured as well."""
     try:
-        raw = sys.stdin.buffer.read() if file == _STDIN else file.expanduser().read_bytes()
+        raw = sys.stdin.buffer.read() if file == _STDIN else file.read_bytes()
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         hint = "Give the name of a text file, or - for what is piped in."

@@ -1,6 +1,6 @@
 """How help is laid out: in narrow terminals, which Typer takes for wider ones, and with whole sentences.
 
-It knows no command, and nothing of how options are read.
+And what is said of a command that is none of a group's. It knows no command, and nothing of how options are read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Final
 from typer.core import TyperCommand, TyperGroup
 
 from runner.cli import render
+from runner.errors import UsageError, nearest_hint
 from runner.measures import wrap
 
 _TYPERS_LEAST, _LEAST = 50, 20  # columns of help
@@ -49,6 +50,14 @@ class Group(TyperGroup):
     """Commands of one name."""
 
     context_class = Context
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Typer's. Raises UsageError for what is no command of these, as for what is none of the program's."""
+        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise UsageError(
+                f"{ctx.command_path} has no command {args[0]!r}.", hint=nearest_hint(args[0], self.commands)
+            )
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Each with the whole first sentence of its help, where Typer cuts what takes more than a line."""

@@ -103,7 +103,14 @@ Backend = Annotated[
     ),
 ]
 GpuLayers = Annotated[
-    str | None, typer.Option("-ngl", "--n-gpu-layers", metavar="auto|all|N", help="Layers on the GPU; 0 is the CPU.")
+    str | None,
+    typer.Option(
+        "-ngl",
+        "--n-gpu-layers",
+        metavar="auto|all|N",
+        help="Layers on the GPU; 0 is the CPU.",
+        autocompletion=lambda: ["auto", "all"],
+    ),
 ]
 KvType = Annotated[
     str | None,

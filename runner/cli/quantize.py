@@ -53,7 +53,13 @@ def quantize(
         typer.Option("--output", "-o", metavar="OUT", help="A directory, or a file that ends in .gguf (or .hfq)."),
     ] = None,
     rotation: Annotated[
-        str, typer.Option("--rotation", metavar="HOW", help="Packed formats: online, or folded into the weights.")
+        str,
+        typer.Option(
+            "--rotation",
+            metavar="online|folded",
+            help="Packed formats: as the model runs, or folded into the weights.",
+            autocompletion=lambda: ["online", "folded"],
+        ),
     ] = "online",
     recipe: Annotated[
         Path | None,

@@ -65,6 +65,8 @@ def run(
         from runner.cli.fit_text import show_estimate
 
         return show_estimate(name, load_options, paths, offline=settings.is_offline(offline), as_json=as_json)
+    if raw and system:
+        raise UsageError("--raw sends the prompt alone, and --system adds to it.", hint="Leave one of them out.")
     chat_options = settings.chat_options(overflow=overflow, think=think, think_budget=think_budget, raw=raw or None)
     sampling = answer.given()
     settings.sampling_params({}, sampling)  # a wrong value is better said before anything is read or loaded

@@ -19,6 +19,7 @@ from runner.safe_text import safe_line
 
 if TYPE_CHECKING:
     from runner.config import LoadOptions
+    from runner.inventory import LocalModel
     from runner.paths import Paths
     from runner.prepare import Located
     from runner.preview import Preview
@@ -38,17 +39,21 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.show/1.")] = False,
 ) -> None:
     """Show what is known of a model, and what it would take here."""
+    from runner.inventory import unfinished
     from runner.paths import user_paths
     from runner.prepare import locate
     from runner.settings import load_settings
 
     paths = user_paths()
-    spec = Registry.load_for(paths).resolve(model)
+    registry = Registry.load_for(paths)
+    spec = registry.resolve(model)
     located = None if spec.origin == "fake" or _is_script(spec) else locate(spec)
     facts = _facts(spec, located)
     if template:
         _print_template(spec, located, facts["chat_template"])
         return
+    begun = None if facts["is_local"] else unfinished(spec, registry)
+    facts["state"] = begun.state if begun is not None else "complete" if facts["is_local"] else "absent"
     settings = load_settings(paths)
     seen = _preview(spec, settings.load_options(), paths, offline=settings.is_offline(offline))
     if seen is not None:
@@ -56,7 +61,7 @@ def show(
     if as_json:
         render.emit_json("runner.show/1", facts)
     else:
-        _print_facts(facts, seen)
+        _print_facts(facts, seen, begun)
 
 
 def _preview(spec: ModelSpec, load_options: LoadOptions, paths: Paths, *, offline: bool) -> Preview | None:
@@ -221,17 +226,16 @@ def _fingerprint(template: str) -> str:
 # --- printing --------------------------------------------------------------------------------------------------------
 
 
-def _print_facts(facts: Mapping[str, Any], seen: Preview | None) -> None:
+def _print_facts(facts: Mapping[str, Any], seen: Preview | None, begun: LocalModel | None) -> None:
     from runner.cli.fit_text import fit_rows, not_run_rows, print_rows
 
     estimated = [*not_run_rows(seen), *fit_rows(seen)] if seen is not None and seen.format != "script" else []
-    rows = [("name", facts["name"]), *_lines(facts), *estimated]
+    rows = [("name", facts["name"]), *_lines(facts), *_state_lines(facts, begun), *estimated]
     print_rows([(label, safe_line(text)) for label, text in rows if text])
 
 
 def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     size = render.decimal_size(facts["size_bytes"]) if facts["size_bytes"] else ""
-    where = [f"{file['path']}  ({render.decimal_size(file['size_bytes'])})" for file in facts["files"]]
     sampling = ", ".join(f"{name} {value:g}" for name, value in facts["sampling"].items())
     gated = f"yes: accept the licence of {facts['original_repo']} first" if facts["gated"] else ""
     return [
@@ -251,6 +255,22 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("draft model", facts["draft"]),
         ("repository", facts["repo"]),
         ("original", facts["original_repo"] if facts["original_repo"] != facts["repo"] else ""),
+    ]
+
+
+def _state_lines(facts: Mapping[str, Any], begun: LocalModel | None) -> list[tuple[str, str]]:
+    """Whether it is here, and where; of what is here in part, how to go on."""
+    if begun is not None:
+        from runner.cli.ls import progress
+
+        name = safe_line(begun.name)
+        remedies = {
+            "partial": f"`runner pull {name}` goes on with it, `runner rm {name}` deletes it",
+            "damaged": f"`runner verify {name} --repair` fetches what is damaged or missing",
+        }
+        return [("state", progress(begun)), ("", remedies[begun.state])]
+    where = [f"{file['path']}  ({render.decimal_size(file['size_bytes'])})" for file in facts["files"]]
+    return [
         ("state", "on this machine" if facts["is_local"] else "not on this machine"),
         *(("file" if i == 0 else "", path) for i, path in enumerate(where)),
     ]

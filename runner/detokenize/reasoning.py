@@ -231,8 +231,9 @@ class _ChannelParser:
         name = re.search(re.escape(self._channels.channel) + r"\s*(\w+)", header)
         channel = name[1] if name else ""
         self._state, self._is_new = "body", True
-        self._thought = _Thought() if channel in self._channels.thoughts else None
         self.is_in_answer = channel == self._channels.answer
+        is_thought = channel in self._channels.thoughts or self._channels.is_answer_alone
+        self._thought = _Thought() if is_thought and not self.is_in_answer else None
         return True
 
     def _body(self, pieces: list[AnswerPiece]) -> bool:

@@ -83,7 +83,9 @@ def open_kept(path: Path, key: str) -> LogitsFile | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RunnerError(f"{path} cannot be read: {error.strerror}.") from error
+        raise RunnerError(
+            f"{path} cannot be read: {error.strerror}.", hint="Give another file with --keep-logits."
+        ) from error
     with file:  # the mapping keeps the file's contents when the file itself is closed
         recorded, data_start = _read_header(path, file)
         if recorded.key != key:

@@ -76,24 +76,33 @@ class KvPart:
 @dataclass(frozen=True, kw_only=True)
 class _Ways:
     """How a backend holds a model. ctx_block: the context is rounded up to a multiple. states: how many of each layer
-    that has one. past_on_gpu: bytes there of an element of a convolution's past. gpus: kinds that it uses."""
+    that has one, and put_aside: how many more in main memory, wherever the layer is. past_on_gpu: bytes there of an
+    element of a convolution's past. gpus: kinds that it uses."""
 
     ctx_block: int
     keeps_windows_whole: bool
     splits: bool
     states: int
+    put_aside: int = 0
     past_on_gpu: int
     gpus: tuple[str, ...]
 
 
 # llama.cpp: measured with llama-cpp-python 0.3.36. Its default is swa_full, by which layers with a window have cells
-# for all of the context: it lets the cache be cut anywhere. Recurrent states are float32 whatever --kv-type says.
+# for all of the context: it lets the cache be cut anywhere. Recurrent states are float32 whatever --kv-type says; two
+# more are put aside (saved_states.py, which is not imported: it would import llama_cpp).
 # native: its cache has one length for all layers, and states are those of 12 lengths and two that are saved, the past
 # of their convolutions in the type that it computes in (delta_state.py, which is not imported: it would import torch).
 _GPUS: Final = ("cuda", "rocm")
 _WAYS: Final[Mapping[BackendName, _Ways]] = {
     "llamacpp": _Ways(
-        ctx_block=256, keeps_windows_whole=True, splits=True, states=1, past_on_gpu=4, gpus=(*_GPUS, "metal")
+        ctx_block=256,
+        keeps_windows_whole=True,
+        splits=True,
+        states=1,
+        put_aside=2,
+        past_on_gpu=4,
+        gpus=(*_GPUS, "metal"),
     ),
     "native": _Ways(ctx_block=1, keeps_windows_whole=True, splits=False, states=14, past_on_gpu=2, gpus=_GPUS),
     "fake": _Ways(ctx_block=1, keeps_windows_whole=False, splits=False, states=1, past_on_gpu=4, gpus=()),
@@ -147,7 +156,7 @@ def _need(
     ways = _WAYS[backend]
     cells = -(-n_ctx // ways.ctx_block) * ways.ctx_block
     per_element = _KV_BYTES[kv_type_of(options.kv_type, backend, on_gpu=on_gpu)]
-    parts = _kv_parts(facts.shape, cells, per_element, ways, past_bytes=ways.past_on_gpu if on_gpu else 4)
+    parts = _kv_parts(facts.shape, cells, per_element, ways, on_gpu=on_gpu)
     workspace = {"llamacpp": _llamacpp_workspace, "native": _native_workspace}.get(backend)
     chunk = min(options.chunk(is_native_gpu=backend == "native" and on_gpu), n_ctx)  # no prompt is longer
     need = MemoryUse(
@@ -183,12 +192,13 @@ def held_bytes(
     return (2 if on_gpu else 4) * num_parameters
 
 
-def _kv_parts(shape: Shape, cells: int, per_element: float, ways: _Ways, *, past_bytes: int) -> tuple[KvPart, ...]:
+def _kv_parts(shape: Shape, cells: int, per_element: float, ways: _Ways, *, on_gpu: bool) -> tuple[KvPart, ...]:
+    n_states, past_bytes = (ways.states, ways.past_on_gpu) if on_gpu else (ways.states + ways.put_aside, 4)
     sizes: dict[tuple[CacheKind, int], list[int]] = {}
     for cache in shape.caches:
         sizes.setdefault((cache.kind, cache.window), []).append(
             round(cache.elements(cells, is_window_whole=ways.keeps_windows_whole) * per_element)
-            + ways.states * cache.state_bytes(past_bytes)
+            + n_states * cache.state_bytes(past_bytes)
         )
     return tuple(
         KvPart(kind=kind, num_layers=len(of_layers), window=window, size_bytes=sum(of_layers))

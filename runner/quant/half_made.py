@@ -18,6 +18,7 @@ from typing import Final
 from runner.closed import lost_target
 from runner.quant.packed_files import PARTIAL_SUFFIX
 
+GO_ON: Final = "The command that was making it finishes it when it is given again"
 OLD_MARK: Final = ".old-"
 REPLACED_NAME: Final = "replaced"
 DELETED_NAME: Final = "deleted"

@@ -66,6 +66,8 @@ def read_text(path: Path) -> str:
             f"{path} cannot be read: what it should lie in is a file.",
             hint="Where RUNNER_HOME or XDG_CONFIG_HOME is set, it is to name a directory.",
         ) from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path} is a directory, and settings are a file.", hint="Move it away.") from error
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror or error}.", hint="Check its permissions."

@@ -10,9 +10,9 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from runner.config import LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams, Speculation, objection
+from runner.config import BACKENDS, LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams, Speculation, objection
 from runner.errors import ConfigError, UsageError, nearest_hint
 
 Kind = Literal["text", "number", "integer", "yes/no", "texts", "layers"]
@@ -49,6 +49,15 @@ class Setting:
     @property
     def variable(self) -> str:
         return f"RUNNER_{self.key.upper()}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that the value can be, where it is one of a few."""
+        if self.kind == "yes/no":
+            return ("true", "false")
+        if self.key == "backend":
+            return BACKENDS
+        return _literals(get_type_hints(self.owner)[self.field]) if self.owner is not None else ()
 
     def parse(self, *texts: str) -> Any:
         """The value that `texts` of a variable or command line mean; only a list takes several. Raises ConfigError."""
@@ -91,6 +100,13 @@ class Setting:
             values = value if isinstance(value, tuple) else (value,)
             shown = ", ".join(repr(one).removesuffix(".0") for one in values)  # 1000, as it was written
             raise error(f"{name} is {shown}.", hint=hint)
+
+
+def _literals(hint: Any) -> tuple[str, ...]:
+    """The texts that a type allows by name, also as a part of a union."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(word for part in get_args(hint) for word in _literals(part))
 
 
 def _has_kind(value: Any, kind: Kind) -> bool:

@@ -26,7 +26,6 @@ _HARMONY = ReasoningMarkers(
         end="<|end|>",
         thoughts=frozenset({"analysis"}),
         answer="final",
-        remarks=frozenset({"commentary"}),
     ),
 )
 

@@ -482,20 +482,25 @@ def test_recurrent_layers_go_back_to_where_the_last_messages_end(
 ) -> None:
     """The next prompt of a template that leaves out what an answer thought; and another answer to the same prompt."""
     monkeypatch.setattr(base, "FEW_READ_ANEW", 8)
-    backend, empty = load(recurrent), load(recurrent).memory().kv_cache_bytes
+    backend = load(recurrent)
+    told = backend.memory().kv_cache_bytes - backend._buffers.get("KV", 0)
     stop = min(backend.tokenizer.stop_ids)
     ids = [10 + 7 * i for i in range(100)]
     first = [*ids[:20], stop, *ids[20:24]]
     answer = take(backend, first, 16)
-    assert backend.memory().kv_cache_bytes > empty
     assert [prefill.done for prefill in prefills(backend, first)] == [21, 25]
     assert take(backend, first, 16) == answer
     second = [*first[:23], *answer[4:7], stop, *ids[30:40], stop, *ids[20:24]]
     assert [prefill.done for prefill in prefills(backend, second)] == [21, len(second) - 4, len(second)]
     assert take(backend, second, 16) == take(load(recurrent), second, 16)
     third = [*second[:-10], *ids[41:50]]
+    assert backend._saved.nbytes == pytest.approx(told * 2 / 3, rel=0.01, abs=0.02 * 2**20)  # the log has two decimals
     assert prefills(backend, third)[0].cached == 21  # what was edited is before the end of the second
     assert backend.keep(20) == 0
+    take(backend, first, 1)
+    assert backend._saved.nbytes
+    backend.close()
+    assert not backend._saved.nbytes
 
 
 def test_a_window_is_kept_whole_so_that_drafts_can_be_taken_back(tmp_path: Path, demo_directory: Path) -> None:

@@ -148,6 +148,21 @@ def test_two_runs_are_compared_and_without_arguments_the_last_two(capsys: Captur
     assert "no difference that can be told from noise" in capsys.readouterr().out
 
 
+def test_without_arguments_the_last_run_is_compared_with_one_that_measured_the_same(capsys: Capture) -> None:
+    prefill = run(backend(row("pp512")), id="other-test")
+    keep(of(FAST, id="like", options=options(kv_type="q8_0")), of(FAST, id="other", model="qwen3-8b"), prefill)
+    keep(of(SLOW, id="now"))
+    assert main(["bench", "compare", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["before"] == "like"
+    assert "Compared with like: 2 runs between them measured something else." in err
+    keep(dataclasses.replace(prefill, id="alone", model="new"))
+    assert main(["bench", "compare"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "The last run (alone, new) cannot be compared" in err
+
+
 def test_a_run_of_another_machine_is_compared_from_its_file(tmp_path: Path, capsys: Capture) -> None:
     keep(of(FAST, id="here"))
     theirs = tmp_path / "theirs.json"
@@ -173,6 +188,10 @@ def test_a_comparison_may_fail(allowed: str, code: int, capsys: Capture) -> None
         (["compare", "nothing"], "No run has the id 'nothing'"),
         (["compare", "last~7"], "There is no last~7"),
         (["compare", "--format", "csv"], "--format is 'csv'"),
+        (["compare", "--json", "--format", "md"], "--json contradicts --format md"),
+        (["history", "--json", "--format", "table"], "--json contradicts --format table"),
+        (["show", "--json", "--format", "csv"], "--json contradicts --format csv"),
+        (["demo", "--json", "--format", "jsonl"], "--json contradicts --format jsonl"),
         (["compare", "--fail-below", "much"], "--fail-below is 'much'"),
         (["history", "--format", "xml"], "--format is 'xml'"),
         (["show", "--plot", "rows.png"], "plots are SVG"),
@@ -215,14 +234,14 @@ def test_an_export_is_a_payload_and_goes_to_a_file_or_stdout(tmp_path: Path, cap
 def test_options_that_could_only_fail_later_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
     keep(of(FAST, id="a"))
     good = tmp_path / "plot.svg"
-    bench_reports.check_options("table", "a", "5%", good)
-    bench_reports.check_options("csv", "last", None, None)
+    bench_reports.check_options("a", "5%", good)
+    bench_reports.check_options("last", None, None)
+    assert main(["bench", "show", "--json", "--format", "json"]) == 0  # no contradiction
     for wrong in (
-        ("yaml", None, None, None),
-        ("table", "no-such", None, None),
-        ("table", None, "5%", None),
-        ("table", "last", "-5%", None),
-        ("table", None, None, tmp_path / "plot.png"),
+        ("no-such", None, None),
+        (None, "5%", None),
+        ("last", "-5%", None),
+        (None, None, tmp_path / "plot.png"),
     ):
         with pytest.raises(UsageError) as caught:
             bench_reports.check_options(*wrong)
@@ -241,7 +260,7 @@ def test_the_baseline_is_the_last_run_that_measured_the_same(capsys: Capture) ->
     assert "before    like" in err
     assert "No row is slower by more than 5 % beyond noise." in err
     assert "FAILED: native tg128 is 20.0 % slower; 5 % is allowed." in err
-    named = bench_reports.check_options("table", "unlike", "5%", None)
+    named = bench_reports.check_options("unlike", "5%", None)
     assert not bench_reports.compare_with_baseline(of(SLOW, id="now"), named, "5%", paths)
     assert not bench_reports.compare_with_baseline(of(SLOW, id="now"), None, None, paths)
 
@@ -269,7 +288,7 @@ def test_a_run_is_read_from_a_file_of_any_name(tmp_path: Path, capsys: Capture) 
 def test_a_plot_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "plot.svg").mkdir()
     with pytest.raises(UsageError, match="is a directory"):
-        bench_reports.check_options("table", None, None, tmp_path / "plot.svg")
+        bench_reports.check_options(None, None, tmp_path / "plot.svg")
 
 
 def test_a_run_that_cannot_be_kept_is_a_warning(runner_home: Path, capsys: Capture) -> None:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from runner.bench.store import append_run
 from runner.cli.app import COMMANDS, _load, main, new_app
 from runner.cli.command import Command
+from runner.paths import user_paths
+from tests.bench.bench_records import run
 
-_ARGUMENTS = {"bench export": ["last", "--for", "localmaxxing"], "sessions export": ["some"], "draft train": ["demo"]}
+_ARGUMENTS = {
+    "bench export": ["last", "--for", "localmaxxing"],
+    "sessions export": ["some"],
+    "draft train": ["demo"],
+    "quantize": ["demo"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +58,8 @@ def test_an_empty_path_is_refused_by_its_flag_in_every_command(capsys: pytest.Ca
             assert main([*words, *_ARGUMENTS.get(" ".join(words), []), f"{flag}="]) == 2
             said = capsys.readouterr().err
             assert f"error: {flag} is empty.\nhint: Give it a value, {flag} {param.metavar}, or leave it out." in said
+            assert main([*words, *_ARGUMENTS.get(" ".join(words), []), f"{flag}=~nobody-here/x"]) == 2
+            assert "error: '~nobody-here/x': there is no such user.\nhint: " in capsys.readouterr().err
             seen += 1
     assert seen > 10
 
@@ -95,6 +106,14 @@ def test_an_option_is_no_value_of_another(
     )
 
 
+@pytest.mark.parametrize(("word", "hint"), [("lst", "Did you mean list?"), ("rm", "Known names: delete, export, list")])
+def test_what_is_no_command_of_a_group_is_told_with_those_that_are(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sessions", word]) == 2
+    assert capsys.readouterr().err.startswith(f"error: runner sessions has no command {word!r}.\nhint: {hint}")
+
+
 def test_it_is_where_it_is_written_as_one_word_or_behind_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--prompt=--temp"], ["--", "-p", "--temp"]):
         assert main(["run", "fake", "-q", *arguments]) == 0
@@ -136,3 +155,25 @@ def test_think_alone_means_on_and_a_level_may_follow_it(arguments: list[str], le
 
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert seen == [(level, words)]
+
+
+def test_a_path_after_an_equals_sign_which_a_shell_leaves_as_it_is_may_begin_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "note.txt").write_text("hi")
+    assert main(["run", "fake", "-q", "--file=~/note.txt"]) == 0
+    assert main(["quantize", "demo", "-t", "q8_0", "--output=~/made.gguf", "-q"]) == 0
+    assert (tmp_path / "made.gguf").is_file()
+
+
+@pytest.mark.parametrize("arguments", [["quantize", "demo", "-o", "y"], ["bench", "history", "x"]])
+def test_a_path_from_a_working_directory_that_was_deleted_is_told_as_that(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append_run(user_paths().bench_history, run())
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == "error: The working directory was deleted.\nhint: Go to another: cd ~\n"

@@ -92,6 +92,9 @@ def test_export_to_a_file(
     assert main(["sessions", "export", chat_id, "-o", str(file), *arguments]) == 2
     assert "already" in capsys.readouterr().err
     assert main(["sessions", "export", chat_id, "-o", str(file), "--force", *arguments]) == 0
+    for directory in ("/", ".", str(tmp_path)):
+        assert main(["sessions", "export", chat_id, "-o", directory, "--force", *arguments]) == 2
+        assert f"error: {directory} is a directory, and this is written to a file.\n" in capsys.readouterr().err
 
 
 def test_search_shows_where(store: Store, chat_id: str, capsys: pytest.CaptureFixture[str]) -> None:

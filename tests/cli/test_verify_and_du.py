@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -212,6 +213,20 @@ def test_hostile_names_in_the_cache_do_not_act_on_the_terminal(capsys: pytest.Ca
     assert "\x1b" not in out
     assert "\x1b" not in run(capsys, "ls")[1]
     assert server.fetched()
+
+
+@pytest.mark.parametrize("name", [GGUF, f"{GGUF}:q8_0"])
+def test_show_of_a_download_that_was_interrupted_says_how_far_it_is_and_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], server: Hub, name: str
+) -> None:
+    assert "not on this machine" in run(capsys, "show", name)[1]
+    begin_fetch(GGUF, WEIGHTS, server)
+    _, out, _ = run(capsys, "show", name)
+    assert "not on this machine" not in out
+    assert re.search(r"state +partial \d+ %\n", out)
+    assert f"`runner pull {GGUF}:Q8_0` goes on with it" in out
+    assert json.loads(run(capsys, "show", name, "--json")[1])["state"] == "partial"
+    assert json.loads(run(capsys, "show", f"{GGUF}:Q4_0", "--json")[1])["state"] == "absent"
 
 
 def test_du_sums_up_and_says_what_could_be_freed(capsys: pytest.CaptureFixture[str], server: Hub) -> None:

@@ -29,7 +29,7 @@ from runner.backends.base import (
     tokens_to_time,
 )
 from runner.backends.llamacpp.library import ABORT_WHEN_CANCELLED, library_log, open_context, open_model
-from runner.backends.llamacpp.saved_states import SavedStates
+from runner.backends.llamacpp.saved_states import MOST_SAVED, SavedStates
 from runner.backends.llamacpp.threads import Threads
 from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
@@ -59,6 +59,7 @@ class LlamaCppBackend(Backend):
             _refuse_unsupported(self._model, model.name)
             trained = int(llama_cpp.llama_model_n_ctx_train(self._model))
             self._context = open_context(self._model, options.n_ctx(trained), options)
+            self._saved = SavedStates(self._context)
             self._open(model, header, options)
             if options.warmup:
                 self._warm_up()
@@ -80,7 +81,6 @@ class LlamaCppBackend(Backend):
         )
         self._batch = llama_cpp.llama_batch_init(max(self._chunk, 1 + LONGEST_DRAFT), 0, 1)
         self._held: list[int] = []
-        self._saved = SavedStates(self._context)
         self._logits_address = 0
         self._logits = np.empty(0, np.float32)
         self.info = self._model_info(model, header, options)
@@ -211,9 +211,10 @@ class LlamaCppBackend(Backend):
         return elapsed
 
     def memory(self) -> MemoryUse:
-        """As llama.cpp reported its buffers while it made them."""
+        """As llama.cpp reported its buffers while it made them, with the states that will be put aside."""
         buffers = self._buffers
-        kv = sum(buffers.get(part, 0) for part in ("KV", "RS")) + self._saved.nbytes
+        n_states = 1 if self.info.n_gpu_layers else 1 + MOST_SAVED  # those put aside are in main memory
+        kv = buffers.get("KV", 0) + n_states * buffers.get("RS", 0)
         weights = buffers.get("model", 0) or int(llama_cpp.llama_model_size(self._model))
         return MemoryUse(
             weights_bytes=weights,
@@ -228,6 +229,7 @@ class LlamaCppBackend(Backend):
         if self._context is not None:
             llama_cpp.llama_free(self._context)
             self._context = None
+            self._saved.forget_after(0)
         if self._model is not None:
             llama_cpp.llama_model_free(self._model)
             self._model = None

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import llama_cpp
 
-MOST: Final = 2
+MOST_SAVED: Final = 2
 """Of the last two messages, the older of which is the one to go back to where the newer is taken back or edited."""
 _SEQUENCE: Final = 0
 
@@ -38,7 +38,7 @@ class SavedStates:
         data = (ctypes.c_uint8 * size)()
         if size and llama_cpp.llama_state_seq_get_data_ext(self._context, data, size, _SEQUENCE, partial) == size:
             self._saved[length] = data
-            if len(self._saved) > MOST:
+            if len(self._saved) > MOST_SAVED:
                 del self._saved[min(self._saved)]
 
     def go_back(self, length: int) -> int:

@@ -21,6 +21,7 @@ from runner.quant.architectures.experts import with_experts
 from runner.quant.mq.basis import config_changes, stored_rotation
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.manifest import PLAIN_FORMATS, Rotation
+from runner.quant.mq.mq4_hipfire import BLOCK_WEIGHTS, MQ4_HIPFIRE
 from runner.quant.mq.recipe import KEEP, Recipe, Rule
 from runner.quant.mq.rotation import LARGEST, rotation_size
 from runner.quant.mq.tensor_format import Part
@@ -30,6 +31,7 @@ from runner.quant.weights import EMBEDDINGS, OUTPUT, Weights, check_count
 PLAIN_TYPES: Final[Mapping[str, torch.dtype]] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _KEPT_AS: Final[Mapping[str, str]] = {"F64": "f32", "F32": "f32", "F16": "f16", "BF16": "bf16"}
 _LOSSLESS_BITS: Final = 16
+_HIPFIRE_TYPE: Final = "MQ4-G256"  # what hipfire calls mq4-hipfire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,7 @@ def make_plan(config: ModelConfig, weights: Weights, recipe: Recipe, rotation: R
         rotation=rotation,
         tensors=tensors,
         config_changes=config_changes(config, rotation),
-        notes=(*_of_source(weights, names), *_of_stream(config, rotation), *_grouped(notes)),
+        notes=(*_of_source(weights, tensors, rotation), *_of_stream(config, rotation), *_grouped(notes)),
     )
 
 
@@ -248,17 +250,30 @@ def _grouped(notes: list[str]) -> list[str]:
     ]
 
 
-def _of_source(weights: Weights, names: tuple[str, ...]) -> list[str]:
-    """What the source has lost already."""
-    sizes = {name: math.prod(weights.shapes[name]) for name in names}
-    rounded = [name for name in names if len(weights.shapes[name]) == 2 and weights.bits[name] < _LOSSLESS_BITS]
+def _of_source(weights: Weights, tensors: tuple[TensorPlan, ...], rotation: Rotation) -> list[str]:
+    """What the source has lost already, and loses again."""
+    coarse = [one for one in tensors if len(one.shape) == 2 and weights.bits[one.name] < _LOSSLESS_BITS]
+    rounded = [one for one in coarse if rotation == "folded" or not _stays(one, weights)]
     if not rounded:
         return []
-    bits = sum(weights.bits[name] * sizes[name] for name in rounded) / sum(sizes[name] for name in rounded)
+    if len(rounded) == len(coarse):
+        sizes = [math.prod(one.shape) for one in rounded]
+        bits = sum(weights.bits[one.name] * size for one, size in zip(rounded, sizes, strict=True)) / sum(sizes)
+        what = f"The source is {weights.quantization}, {bits:.1f} bits a weight:"
+    else:
+        first, more = rounded[0].name, f" and {len(rounded) - 1} more" if len(rounded) > 1 else ""
+        types = ", ".join(sorted({weights.types[one.name] for one in rounded}))
+        what = f"The source is {weights.quantization} and is taken over as it is, but for {first}{more} ({types}):"
     return [
-        f"The source is {weights.quantization}, {bits:.1f} bits a weight: its rounding stays in the result, and the "
-        "new one is added to it. The original weights, where they are published, give a better model."
+        f"{what} its rounding stays in the result, and the new one is added to it. The original weights, where they "
+        "are published, give a better model."
     ]
+
+
+def _stays(tensor: TensorPlan, weights: Weights) -> bool:
+    """Whether its bits are taken over from one of hipfire's files (hipfire/producer.py)."""
+    is_there = weights.types[tensor.name] == _HIPFIRE_TYPE
+    return is_there and tensor.format == MQ4_HIPFIRE.name and tensor.input_rotation == BLOCK_WEIGHTS
 
 
 def _of_stream(config: ModelConfig, rotation: Rotation) -> list[str]:
