@@ -22,7 +22,7 @@ from runner.errors import RunnerError
 from runner.message_files import Attachment
 from runner.paths import user_paths
 from runner.tui.markdown.sections import DRAFTED as MARK
-from runner.tui.remembered import read_remembered
+from runner.tui.remembered import Remembered, read_remembered
 from runner.tui.screens.confirm import Confirm
 from runner.tui.screens.page import Page
 from runner.tui.screens.settings_panel import SettingsPanel
@@ -623,8 +623,10 @@ def test_a_theme_is_remembered_once_it_was_chosen(stage: Stage) -> None:
 
     async def choose(on: Stage) -> None:
         await on.ready()
-        await on.pilot.press("f9")
+        await on.pilot.press("f9", "f7")
         chosen.append(on.app.theme)
+        expected = Remembered(theme=on.app.theme, left_rail=False)
+        await on.until(lambda: read_remembered(user_paths()) == expected, "a kill would lose it")
 
     chosen: list[str] = []
     model = stage.script("Hi.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from runner.inventory import LocalModel, local_models
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.machine_watch import MachineSample
-from runner.tui.messages import AnswerEnded, EngineMessage, LoadEnded, Unloaded
+from runner.tui.messages import AnswerEnded, EngineMessage, LoadEnded, Preferred, Unloaded
 from runner.tui.widgets.left_rail import LeftRail
 from runner.tui.widgets.live_rail import LiveRail
 from runner.tui.widgets.models_here import ModelsHere
@@ -62,6 +62,7 @@ class SideDesk:
         else:
             is_shown = self.is_open[side] = not self.is_open[side]
             self.show()
+            self._chat.post_message(Preferred())
         if not is_shown:
             self._chat.focus_prompt()
         elif self._is_cramped or side == "left":
