@@ -524,6 +524,34 @@ def test_settings_are_checked_applied_and_saved(stage: Stage) -> None:
     assert tomllib.loads(user_paths().settings_file.read_text()) == {"temperature": 0.25, "top_k": 7}
 
 
+def test_one_setting_goes_back_to_its_default_by_a_key_or_a_click_that_are_told(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.pilot.press("f6")
+        panel = on.app.screen
+        default = panel.query_one("#temperature", Input).placeholder
+        await on.pilot.press(*"0.25", "left")
+        assert on.shown("#default-temperature") == f"↺ {default}"
+        assert f"ctrl+u: back to {default}" in on.shown("#advice")
+        panel.query_one("#top_k", Input).value = "7"
+        await on.pilot.press("ctrl+u")
+        assert panel.query_one("#temperature", Input).value == ""
+        assert on.shown("#default-temperature") == default
+        assert "ctrl+u" not in on.shown("#advice")
+        panel.query_one("#think", Select).value = "off"
+        panel.query_one("#think").focus()
+        await on.pilot.press("ctrl+u")
+        assert panel.query_one("#think", Select).value == "auto"
+        await on.pilot.click("#default-top_k")
+        assert panel.query_one("#top_k", Input).value == ""
+        panel.query_one("#system", TextArea).text = "Be brief."
+        panel.query_one("#system").focus()
+        await on.pilot.press("end", "ctrl+u")
+        assert panel.query_one("#system", TextArea).text == "", "the system prompt has its own use for the key"
+
+    stage.play(stage.script("Hi."), act)
+
+
 def test_a_wrong_value_and_its_remedy_are_seen_together_in_the_smallest_terminal(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()
