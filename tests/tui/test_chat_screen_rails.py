@@ -152,6 +152,24 @@ def test_a_kept_chat_is_resumed_and_drafts_wait_where_they_were(stage: Stage) ->
     stage.play(stage.script("Hi."), act)
 
 
+def test_a_chat_that_another_program_deleted_leaves_the_list_once_it_is_picked_or_the_rail_opened(stage: Stage) -> None:
+    keep(stage, "tides", "moon")
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.until(lambda: len(rows(on)) == 3)
+        gone, last = (one.id for one in on.store.sessions())
+        on.store.delete([gone])
+        on.chat.resume(gone)
+        await on.until(lambda: any("There is no chat" in one.message for one in on.app._notifications))
+        await on.until(lambda: len(rows(on)) == 2, "it is still listed")
+        on.store.delete([last])
+        await on.pilot.press("f7", "f7")
+        await on.until(lambda: len(rows(on)) < 2, "it is still listed")
+
+    stage.play(stage.script("Hi."), act)
+
+
 def test_search_as_you_type_finds_words_of_turns(stage: Stage) -> None:
     keep(stage, "tides", "moon")
 

@@ -73,8 +73,11 @@ class ChatScreen(ChatSurface):
     def on_screen_resume(self) -> None:
         """Models and chats may have come and gone since the mode was last looked at."""
         if self._is_left:
-            self.sides.read_models()
-            self.sessions.refresh()
+            self._read_left_rail()
+
+    def _read_left_rail(self) -> None:
+        self.sides.read_models()
+        self.sessions.refresh()
 
     def keep_draft(self) -> None:
         """Keep what is typed and not sent, so that Up brings it back the next time. Uses the disk."""
@@ -225,6 +228,7 @@ class ChatScreen(ChatSurface):
 
     def action_left_rail(self) -> None:
         self.sides.toggle("left")
+        self._read_left_rail()
 
     def action_right_rail(self) -> None:
         self.sides.toggle("right")
