@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 from rich.console import RenderableType
 from textual import events, on
 from textual.binding import BindingType
+from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.message import Message
 from textual.screen import Screen
@@ -301,6 +302,10 @@ class RunnerApp(KeyOrder[int]):
     def action_help(self) -> None:
         where: Where = self.current_mode if self.current_mode in self._screens else "app"  # type: ignore[assignment]
         self.push_screen(HelpScreen(where, self.focused))
+
+    def action_command_palette(self) -> None:
+        if not isinstance(self.screen, CommandPalette):
+            self.push_screen(CommandPalette())  # without Textual's id, which one that goes away has still
 
     def action_jump(self) -> None:
         self.push_screen(JumpScreen(self.screen))
