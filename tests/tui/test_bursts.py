@@ -22,6 +22,7 @@ from runner.tui.bursts import install
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name in (
         (OptionList, "_move_page"),
+        (OptionList, "_on_click"),
         (Screen, "dismiss"),
         (CommandPalette, "_gather_commands"),
         (CommandPalette, "_watch__list_visible"),
@@ -60,6 +61,24 @@ def test_a_page_key_before_a_list_is_laid_out_turns_no_page(key: str) -> None:
         await pilot.press(key)
         await pilot.pause()
         assert abs(options.highlighted - 45) > 10, "there are pages now"
+
+    running(act)
+
+
+def test_a_click_on_a_row_that_is_gone_chooses_nothing() -> None:
+    async def act(app: Listed, pilot: Pilot[None]) -> None:
+        options = app.query_one(OptionList)
+        options.styles.height = 20
+        await pilot.click(options, offset=(4, 3))
+        assert options.highlighted == 2
+        shown = app.screen.get_style_at
+        row = shown(5, 9)  # as the terminal still shows it
+        assert row.meta["option"] == 8
+        options.clear_options().add_options(["0", "1"])
+        app.screen.get_style_at = lambda x, y: row if (x, y) == (5, 9) else shown(x, y)  # type: ignore[method-assign]
+        await pilot.click(options, offset=(5, 9))
+        await pilot.pause()
+        assert options.highlighted is None
 
     running(act)
 
