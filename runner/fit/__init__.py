@@ -4,7 +4,16 @@ facts.py reads what the headers say, arithmetic.py computes, planning.py decides
 other_models.py. Nothing is loaded, and nothing here reaches the network.
 """
 
-from runner.fit.arithmetic import Fit, KvPart, estimate, gpu_layers_that_fit, held_bytes, kv_type_of, with_gpu_layers
+from runner.fit.arithmetic import (
+    Fit,
+    KvPart,
+    estimate,
+    gpu_layers_that_fit,
+    held_bytes,
+    kv_type_of,
+    usable_bytes,
+    with_gpu_layers,
+)
 from runner.fit.facts import ModelFacts, gguf_facts, read_facts, safetensors_facts
 from runner.fit.other_models import USUAL_BPW, Alternative, alternatives, size_of
 from runner.fit.planning import Plan, plan, record_of
@@ -32,5 +41,6 @@ __all__ = [
     "rough_bytes",
     "safetensors_facts",
     "size_of",
+    "usable_bytes",
     "with_gpu_layers",
 ]

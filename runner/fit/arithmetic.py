@@ -109,6 +109,11 @@ _WAYS: Final[Mapping[BackendName, _Ways]] = {
 }
 
 
+def usable_bytes(device: Device) -> int:
+    """What a model may take of what a device has free."""
+    return device.free_bytes - (_SPARE if device.kind != "cpu" else 0)
+
+
 def estimate(
     facts: ModelFacts,
     options: LoadOptions,
@@ -130,7 +135,7 @@ def estimate(
     if draft is not None:
         of_draft, _ = _need(draft, options, min(n_ctx, default_context(draft.shape)), backend, on_gpu=on_gpu)
         draft_bytes = of_draft.total_bytes
-    available = device.free_bytes - (_SPARE if on_gpu else 0)
+    available = usable_bytes(device)
     is_split = on_gpu and _WAYS[backend].splits and not device.is_in_main_memory
     return Fit(
         device=device,

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 def run_tui(paths: Paths, settings: Settings) -> int:
     """Open the terminal interface; returns the exit code when the user has left it."""
-    from runner.tui import narrowing, pasting
+    from runner.tui import bursts, narrowing, pasting
 
     app = app_for(paths, settings)
     pasting.install(app.pace.answered)
     narrowing.install()
+    bursts.install()
     asyncio.run(_until_left(app))
     return app.return_code or 0
 

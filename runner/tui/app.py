@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final
 from rich.console import RenderableType
 from textual import events, on
 from textual.binding import BindingType
+from textual.command import CommandPalette
 from textual.driver import Driver
 from textual.message import Message
 from textual.screen import Screen
@@ -25,10 +26,10 @@ from runner.tui.chat_engine import ChatEngine
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.key_order import KeyOrder
 from runner.tui.machine_watch import MachineSample, MachineWatch
-from runner.tui.messages import BenchModel, EngineMessage, GoTo, Mode, OpenModel, ResumeChat, Write
+from runner.tui.messages import BenchModel, EngineMessage, GoTo, Mode, OpenModel, Preferred, ResumeChat, Write
 from runner.tui.pacing import ASK, Pace
 from runner.tui.palette import RunnerCommands
-from runner.tui.remembered import Remembered, read_remembered, write_remembered
+from runner.tui.remembered import Memory, Remembered
 from runner.tui.screens.bench import BenchScreen
 from runner.tui.screens.chat import ChatScreen
 from runner.tui.screens.doctor import DoctorScreen
@@ -77,8 +78,8 @@ class RunnerApp(KeyOrder[int]):
         super().__init__(ansi_color=themes.native_colours())
         themes.register(self)
         self.services = services
-        self.remembered = read_remembered(services.paths)
-        self.theme = self._first_theme = themes.chosen(self.remembered.theme, is_without_colour=self.no_color)
+        self._memory = Memory(services.paths)
+        self._first_theme = themes.chosen(self._memory.known.theme, is_without_colour=self.no_color)
         self.chat_engine = ChatEngine(services, self.post_message)
         self.jobs = JobQueue(services.paths, lambda jobs: self.post_message(_JobsMoved(jobs)))
         self.machine_watch = MachineWatch(lambda sample: self.post_message(_MachineSeen(sample)), self._own_pids)
@@ -93,6 +94,7 @@ class RunnerApp(KeyOrder[int]):
         }
         for mode, make in makers.items():
             self.add_mode(mode, self._kept(mode, make))
+        self.theme = self._first_theme
 
     def _kept(self, mode: str, make: Callable[[], ModeScreen]) -> Callable[[], ModeScreen]:
         def made() -> ModeScreen:
@@ -188,10 +190,22 @@ class RunnerApp(KeyOrder[int]):
             part.wait(max(0.0, deadline - monotonic()))
         if self.services.store is not None:
             self.services.store.close()  # who writes once more opens it again
-        write_remembered(self.services.paths, self._to_remember())
+        self._memory.take(self._to_remember())
+        self._memory.write()
+
+    # --- what is remembered ----------------------------------------------------------------------------------------
+
+    def watch_theme(self) -> None:
+        self._remember()
+
+    @on(Preferred)
+    def _remember(self) -> None:
+        """Keep what was chosen, in a thread: the disk may be slow."""
+        if self._memory.take(self._to_remember()):
+            self.run_worker(self._memory.write, thread=True, exit_on_error=False)
 
     def _to_remember(self) -> Remembered:
-        kept = self.remembered
+        kept = self._memory.known
         if self.theme != self._first_theme:  # the one that the terminal called for was not chosen
             kept = replace(kept, theme=self.theme)
         chat = self._screens.get("chat")
@@ -288,6 +302,10 @@ class RunnerApp(KeyOrder[int]):
     def action_help(self) -> None:
         where: Where = self.current_mode if self.current_mode in self._screens else "app"  # type: ignore[assignment]
         self.push_screen(HelpScreen(where, self.focused))
+
+    def action_command_palette(self) -> None:
+        if not isinstance(self.screen, CommandPalette):
+            self.push_screen(CommandPalette())  # without Textual's id, which one that goes away has still
 
     def action_jump(self) -> None:
         self.push_screen(JumpScreen(self.screen))

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from runner.bench.record import BenchRun
 from runner.closed import MOUNT
 from runner.disk_usage import Drafter
-from runner.fit import USUAL_BPW, Fit, held_bytes, rough_bytes, size_of
+from runner.fit import USUAL_BPW, Fit, held_bytes, rough_bytes, size_of, usable_bytes
 from runner.hub import Found
 from runner.inventory import LocalModel
 from runner.registry import SAFETENSORS, ModelSpec
@@ -122,7 +122,7 @@ def rooms(machine: Sequence[Device], bandwidths: Mapping[str, float], *, gguf_on
         return Room(
             backend=backend,
             on_gpu=device is not memory,
-            free_bytes=device.free_bytes,
+            free_bytes=usable_bytes(device),
             ram_bytes=memory.free_bytes if is_split else 0,
             bandwidth_bytes_s=bandwidths.get(device.name),
         )

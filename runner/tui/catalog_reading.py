@@ -28,16 +28,20 @@ SEARCH_LIMIT = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """Rows, and the memory that they were judged by. problem: what could not be read, and what to do about it."""
+    """Rows, and the memory that they were judged by: devices as they were at one moment, and what is loaded where.
+
+    problem: what could not be read, and what to do about it.
+    """
 
     rows: tuple[CatalogRow, ...]
     rooms: Rooms
+    machine: tuple[Device, ...]
     problem: RunnerError | None = None
 
 
 def read_catalog(paths: Paths, *, gguf_on_gpu: bool | None = None) -> Catalog:
     """Everything that is known without the network. gguf_on_gpu: as an earlier reading found out."""
-    machine, problem = devices(), None
+    machine, problem = tuple(devices()), None
     try:
         runs = read_history(paths.bench_history).runs
     except RunnerError as error:
@@ -54,7 +58,7 @@ def read_catalog(paths: Paths, *, gguf_on_gpu: bool | None = None) -> Catalog:
             problem = problem or cannot_read(closed)
     except RunnerError as error:  # a models.toml of the user's with a mistake in it
         rows, problem = (), error
-    return Catalog(rows=rows, rooms=where, problem=problem)
+    return Catalog(rows=rows, rooms=where, machine=machine, problem=problem)
 
 
 def can_offload(machine: Sequence[Device], paths: Paths) -> bool:

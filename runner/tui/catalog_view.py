@@ -39,6 +39,7 @@ class CatalogView:
         for row in catalog.rows:
             if before.get(row.name, "absent") != row.state:  # what the hub found was no row of the catalog
                 self._exact.pop(row.name, None)
+        self._exact = {name: dataclasses.replace(one, machine=catalog.machine) for name, one in self._exact.items()}
         self.catalog = catalog
         there = {row.repo.lower() for row in catalog.rows}
         self._found = tuple(row for row in self._found if row.repo.lower() not in there)
@@ -47,8 +48,12 @@ class CatalogView:
         """What the hub found for `query`."""
         self._found, self._found_query = rows, query
 
-    def take_exact(self, name: str, exact: ExactFit) -> None:
+    def take_exact(self, name: str, exact: ExactFit) -> ExactFit:
+        """What that model's headers said, judged by the memory that all rows are judged by."""
+        if self.catalog is not None:
+            exact = dataclasses.replace(exact, machine=self.catalog.machine)
         self._exact[name] = exact
+        return exact
 
     def forget_exact(self, name: str = "") -> None:
         """Forget what was read of that model, or of all of them."""

@@ -137,6 +137,11 @@ class GoTo(Message):
 
 
 @dataclass
+class Preferred(Message):
+    """The user chose how the interface is to look, of what it remembers."""
+
+
+@dataclass
 class Write(Message):
     """The user writes to the model where there is no field for it. text: what comes next."""
 

@@ -7,7 +7,7 @@ but by the rows of ACTIONS.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -50,20 +50,30 @@ class RunnerCommands(Provider):
     """What the palette offers over the screen that it was opened on. The app has `services`."""
 
     async def startup(self) -> None:
-        self._entries = [*self._actions(), *self._themes()]
+        """Begin to read the disk. It is not waited for here: Textual cancels this with a search that waits for it."""
+        self._known = [*self._actions(), *self._themes()]
+        self._openable = asyncio.create_task(self._read())
+
+    async def _read(self) -> list[Entry]:
         services = getattr(self.app, "services", None)
-        if isinstance(services, Services):
-            found = await asyncio.to_thread(_on_this_machine, services)
-            self._entries += self._openings(*found)
+        if not isinstance(services, Services):
+            return []
+        return list(self._openings(*await asyncio.to_thread(_on_this_machine, services)))
+
+    async def _entries(self) -> AsyncIterator[Entry]:
+        for entry in self._known:
+            yield entry
+        for entry in await asyncio.shield(self._openable):
+            yield entry
 
     async def discover(self) -> Hits:
-        for entry in self._entries:
+        async for entry in self._entries():
             shown = _with_keys(Content(entry.name), entry.keys)
             yield DiscoveryHit(shown, entry.run, text=entry.name, help=_markup(entry.help))
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for entry in self._entries:
+        async for entry in self._entries():
             score = max(matcher.match(entry.name), 0.5 * matcher.match(entry.help))
             if score > 0:
                 shown = _with_keys(_highlighted(entry.name, matcher), entry.keys)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass, fields
+import threading
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,6 +57,32 @@ def write_remembered(paths: Paths, values: Remembered) -> None:
         write_new(remembered_file(paths), json.dumps(asdict(values), indent=2) + "\n", overwrite=True)
     except (OSError, RunnerError) as error:
         _log.warning("the interface's settings are not kept: %s", error)
+
+
+class Memory:
+    """The file as one interface keeps it: what was chosen here is written, the rest is left to whoever wrote it.
+
+    known: what was remembered when this interface began.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        self.known = self._written = self._wanted = read_remembered(paths)
+        self._paths = paths
+        self._writing = threading.RLock()  # of one thread: a signal may come while it writes
+
+    def take(self, values: Remembered) -> bool:
+        """Note how things are now; whether there is something to write."""
+        self._wanted = values
+        return values != self._written
+
+    def write(self) -> None:
+        """Write what was noted last, if it is not there yet. It waits for the disk."""
+        with self._writing:
+            wanted, before = asdict(self._wanted), asdict(self._written)
+            changed = {name: value for name, value in wanted.items() if value != before[name]}
+            if changed:
+                write_remembered(self._paths, replace(read_remembered(self._paths), **changed))
+                self._written = Remembered(**wanted)
 
 
 def remembered_file(paths: Paths) -> Path:

@@ -99,13 +99,28 @@ def _yardstick(paths: Paths, files: ReadyModel, loaded: Loaded, options: LoadOpt
         return Yardstick(unknown="the model is in two memories")
     if files.format == "script":
         return Yardstick(unknown="a script reads no weights")
-    bandwidth = measured_bandwidth(read_benchmarks(paths.bench_history).runs, device)
-    return Yardstick(
+    stick = Yardstick(
         token_bytes=weights_read(stored_weights(files), info.backend, loaded.memory) + state_bytes(files),
         position_bytes=kv_bytes_per_position(files, options, info),
-        bandwidth_bytes_s=bandwidth or 0.0,
-        unknown="" if bandwidth else RUN_BENCH,
     )
+    return _by_benchmarks(stick, paths, device)
+
+
+def measured_since(stick: Yardstick, paths: Paths, loaded: Loaded) -> Yardstick:
+    """The yardstick of a model that is still loaded, by the benchmarks that are kept by now. Call it in a thread."""
+    device = _device_of(loaded, devices())
+    if device is None or not stick.token_bytes:
+        return stick
+    try:
+        return _by_benchmarks(stick, paths, device)
+    except RunnerError as error:
+        _log.info("the benchmarks are not looked at again: %s", error)
+        return stick
+
+
+def _by_benchmarks(stick: Yardstick, paths: Paths, device: Device) -> Yardstick:
+    bandwidth = measured_bandwidth(read_benchmarks(paths.bench_history).runs, device)
+    return replace(stick, bandwidth_bytes_s=bandwidth or 0.0, unknown="" if bandwidth else RUN_BENCH)
 
 
 def _device_of(loaded: Loaded, machine: Sequence[Device]) -> Device | None:

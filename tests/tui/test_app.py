@@ -18,6 +18,7 @@ from runner.tui import app_for
 from runner.tui.chat_engine import ChatEngine
 from runner.tui.jobs import JobQueue
 from runner.tui.screens.bench import BenchScreen
+from runner.tui.screens.chat import ChatScreen
 from runner.tui.screens.models import ModelsScreen
 
 __all__ = ["stage"]  # the fixture
@@ -72,11 +73,15 @@ def test_what_other_programs_deleted_is_gone_when_models_are_looked_at_again(sta
         await on.ready()
         await on.pilot.press("f2")
         await on.until(listed, "it is not listed")
+        await on.pilot.press("f5")
+        await on.until(lambda: isinstance(on.app.screen, ChatScreen) and listed(), "it is not beside the chat")
         await on.pilot.press("f3")
         await on.until(lambda: isinstance(on.app.screen, BenchScreen), "the mode is the same")
         shutil.rmtree(made.parent)
         await on.pilot.press("f2")
         await on.until(lambda: isinstance(on.app.screen, ModelsScreen) and not listed(), "it is still listed")
+        await on.pilot.press("f5")
+        await on.until(lambda: isinstance(on.app.screen, ChatScreen) and not listed(), "it is still beside the chat")
 
     stage.play(stage.script("fine"), act)
 

@@ -118,6 +118,7 @@ def test_gguf_goes_to_the_gpu_only_where_llama_cpp_can_use_it() -> None:
     with_gpu = rooms_of(machine, {"GPU": 1e12}, gguf_on_gpu=True)
     without = rooms_of(machine, {"GPU": 1e12}, gguf_on_gpu=False)
     assert (with_gpu.gguf.on_gpu, with_gpu.gguf.ram_bytes, with_gpu.gguf.bandwidth_bytes_s) == (True, 30 * GIB, 1e12)
+    assert with_gpu.gguf.free_bytes == gpu().free_bytes - 256 * 2**20, "less what drivers take, as of exact rows"
     assert (without.gguf.on_gpu, without.gguf.free_bytes, without.gguf.ram_bytes) == (False, 30 * GIB, 0)
     assert (without.native.on_gpu, without.native.ram_bytes) == (True, 0)
     shared = rooms_of((dataclasses.replace(gpu(), is_in_main_memory=True), memory()), {}, gguf_on_gpu=True)

@@ -22,7 +22,7 @@ from runner.errors import RunnerError
 from runner.message_files import Attachment
 from runner.paths import user_paths
 from runner.tui.markdown.sections import DRAFTED as MARK
-from runner.tui.remembered import read_remembered
+from runner.tui.remembered import Remembered, read_remembered
 from runner.tui.screens.confirm import Confirm
 from runner.tui.screens.page import Page
 from runner.tui.screens.settings_panel import SettingsPanel
@@ -524,6 +524,34 @@ def test_settings_are_checked_applied_and_saved(stage: Stage) -> None:
     assert tomllib.loads(user_paths().settings_file.read_text()) == {"temperature": 0.25, "top_k": 7}
 
 
+def test_one_setting_goes_back_to_its_default_by_a_key_or_a_click_that_are_told(stage: Stage) -> None:
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.pilot.press("f6")
+        panel = on.app.screen
+        default = panel.query_one("#temperature", Input).placeholder
+        await on.pilot.press(*"0.25", "left")
+        assert on.shown("#default-temperature") == f"↺ {default}"
+        assert f"ctrl+u: back to {default}" in on.shown("#advice")
+        panel.query_one("#top_k", Input).value = "7"
+        await on.pilot.press("ctrl+u")
+        assert panel.query_one("#temperature", Input).value == ""
+        assert on.shown("#default-temperature") == default
+        assert "ctrl+u" not in on.shown("#advice")
+        panel.query_one("#think", Select).value = "off"
+        panel.query_one("#think").focus()
+        await on.pilot.press("ctrl+u")
+        assert panel.query_one("#think", Select).value == "auto"
+        await on.pilot.click("#default-top_k")
+        assert panel.query_one("#top_k", Input).value == ""
+        panel.query_one("#system", TextArea).text = "Be brief."
+        panel.query_one("#system").focus()
+        await on.pilot.press("end", "ctrl+u")
+        assert panel.query_one("#system", TextArea).text == "", "the system prompt has its own use for the key"
+
+    stage.play(stage.script("Hi."), act)
+
+
 def test_a_wrong_value_and_its_remedy_are_seen_together_in_the_smallest_terminal(stage: Stage) -> None:
     async def act(on: Stage) -> None:
         await on.ready()
@@ -623,8 +651,10 @@ def test_a_theme_is_remembered_once_it_was_chosen(stage: Stage) -> None:
 
     async def choose(on: Stage) -> None:
         await on.ready()
-        await on.pilot.press("f9")
+        await on.pilot.press("f9", "f7")
         chosen.append(on.app.theme)
+        expected = Remembered(theme=on.app.theme, left_rail=False)
+        await on.until(lambda: read_remembered(user_paths()) == expected, "a kill would lose it")
 
     chosen: list[str] = []
     model = stage.script("Hi.")

@@ -9,10 +9,16 @@ from datetime import date, datetime
 
 import pytest
 from chat_stage import LONG, Stage, stage
+from live_samples import RAM_SAMPLE, machine
 from textual.widgets import Input, OptionList
 
+from runner.bench.record import Bandwidth
+from runner.bench.store import append_run
+from runner.machine import devices
 from runner.measures import text_width
+from runner.paths import user_paths
 from runner.transcript import SessionSummary, Turn
+from runner.tui import app as app_module
 from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
 from runner.tui.session_rows import about, day_name, grouped
@@ -25,6 +31,8 @@ from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
 from runner.tui.widgets.sessions_rail import SessionList, SessionsRail
 from runner.tui.widgets.transcript import Transcript
+from tests.bench.bench_records import machine as bench_machine
+from tests.bench.bench_records import run
 
 __all__ = ["stage"]  # the fixture
 
@@ -81,6 +89,24 @@ def test_a_model_that_was_unloaded_is_not_marked_as_loaded(stage: Stage) -> None
     stage.play("demo", act)
 
 
+def test_a_benchmark_of_another_terminal_reaches_the_rail(stage: Stage) -> None:
+    keep(stage, "tides")  # so that it is not the first run
+    history = user_paths().bench_history
+
+    async def act(on: Stage) -> None:
+        def is_told(words: str) -> bool:
+            on.app.post_message(app_module._MachineSeen(machine(RAM_SAMPLE)))
+            return any(words in row for row in strips(on))
+
+        await on.ready()
+        await on.until(lambda: is_told("run bench"), "nothing is said of the bandwidth")
+        here = bench_machine(kind="cpu", device=devices()[-1].name, bandwidth=Bandwidth(bytes_s=20e9, method="read"))
+        append_run(history, run(machine=here))
+        await on.until(lambda: is_told("20.0 GB/s"), "it is not noticed")
+
+    stage.play("demo", act)
+
+
 def test_a_model_whose_engine_died_over_an_answer_is_not_marked_as_loaded(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +148,24 @@ def test_a_kept_chat_is_resumed_and_drafts_wait_where_they_were(stage: Stage) ->
         await on.pilot.press("ctrl+n")
         assert on.said == []
         assert on.chat.box.prompt.text == "half a thought"
+
+    stage.play(stage.script("Hi."), act)
+
+
+def test_a_chat_that_another_program_deleted_leaves_the_list_once_it_is_picked_or_the_rail_opened(stage: Stage) -> None:
+    keep(stage, "tides", "moon")
+
+    async def act(on: Stage) -> None:
+        await on.ready()
+        await on.until(lambda: len(rows(on)) == 3)
+        gone, last = (one.id for one in on.store.sessions())
+        on.store.delete([gone])
+        on.chat.resume(gone)
+        await on.until(lambda: any("There is no chat" in one.message for one in on.app._notifications))
+        await on.until(lambda: len(rows(on)) == 2, "it is still listed")
+        on.store.delete([last])
+        await on.pilot.press("f7", "f7")
+        await on.until(lambda: len(rows(on)) < 2, "it is still listed")
 
     stage.play(stage.script("Hi."), act)
 

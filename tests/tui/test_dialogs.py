@@ -70,7 +70,7 @@ def dialogs(app: Below) -> dict[type[Dialog], Callable[[], Dialog]]:
         Page: lambda: Page("page", "text"),
         QuantizeModel: lambda: QuantizeModel(row("m"), (), dict),
         SettingsPanel: lambda: SettingsPanel(
-            "", {**DEFAULTS, "temperature": "0.5"}, DEFAULTS, "what is usual", is_tinted=True
+            "", {**DEFAULTS, "temperature": "0.5", "top_k": "2"}, DEFAULTS, "what is usual", is_tinted=True
         ),
     }
 

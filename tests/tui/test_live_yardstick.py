@@ -15,7 +15,7 @@ from runner.events import Loaded
 from runner.fit_history import read_history
 from runner.machine import devices
 from runner.paths import Paths, user_paths
-from runner.tui.yardstick import RUN_BENCH, Yardstick, load_facts, measured_bandwidth, without_this_load
+from runner.tui.yardstick import RUN_BENCH, Yardstick, load_facts, measured_bandwidth, measured_since, without_this_load
 from runner.types import Device
 from tests.bench.bench_records import machine, run
 
@@ -84,6 +84,15 @@ def test_a_benchmark_of_this_machine_gives_the_bandwidth() -> None:
     assert share is not None
     assert 0.5 < share < 1.5  # the demo's 20 MB a thousand times a second, of 20 GB/s
     assert facts.yardstick.share(1000.0, 500) > share
+
+
+def test_a_benchmark_that_another_program_ran_meanwhile_gives_it_too() -> None:
+    paths = user_paths()
+    model = load_demo(paths)
+    before = load_facts(paths, "demo", model, OPTIONS).yardstick
+    assert measured_since(before, paths, model) == before
+    append_run(paths.bench_history, run(machine=with_bandwidth(20e9, kind="cpu", device=devices()[-1].name)))
+    assert measured_since(before, paths, model) == load_facts(paths, "demo", model, OPTIONS).yardstick
 
 
 def test_a_model_that_is_not_there_has_a_reason() -> None:

@@ -118,6 +118,10 @@ def test_the_demo_is_estimated_exactly_and_opened_with_the_context_that_was_chos
         assert current(app) == "demo"
         await pilot.press("enter")
         await until(pilot, lambda: "it fits" in text_of(app))
+        assert app.models.table.row is not None
+        assert app.models.table.row.fit.is_exact
+        free = {row.fit.free_bytes for row in app.models.table.rows if row.stored_as == "gguf"}
+        assert len(free) == 1, "rows are judged by memory as it was at several moments"
         await pilot.press("left", "left", "enter")
         await pilot.pause()
         first, second = app.wishes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from textual.content import Content
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import OptionList
+from waiting import PATIENCE_S
 
 from runner.transcript import Turn
-from runner.tui import themes
+from runner.tui import palette, themes
 from runner.tui.actions import actions_of
 from runner.tui.messages import OpenModel, ResumeChat
 from runner.tui.palette import RunnerCommands, _markup
@@ -79,6 +81,22 @@ def test_a_model_is_opened_and_a_chat_resumed() -> None:
         assert app.wishes == [OpenModel("demo"), ResumeChat(kept.id)] or [
             (type(wish), getattr(wish, "model", getattr(wish, "id", ""))) for wish in app.wishes
         ] == [(OpenModel, "demo"), (ResumeChat, kept.id)]
+
+    running(app, body)
+
+
+def test_who_types_before_the_disk_was_read_finds_the_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = services()
+    app = OneScreen(lambda: Screen(), given)
+    read, is_typed = palette._on_this_machine, threading.Event()
+    monkeypatch.setattr(palette, "_on_this_machine", lambda of: is_typed.wait(PATIENCE_S) and read(of))
+
+    async def body(pilot: Pilot[Any]) -> None:
+        app.action_command_palette()
+        await pilot.pause()
+        await pilot.press(*"open d")
+        is_typed.set()
+        await until(pilot, lambda: "Open demo" in offered(app))
 
     running(app, body)
 

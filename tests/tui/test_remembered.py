@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from runner.paths import user_paths
-from runner.tui.remembered import Remembered, read_remembered, remembered_file, write_remembered
+from runner.tui.remembered import Memory, Remembered, read_remembered, remembered_file, write_remembered
 
 OTHER = Remembered(theme="runner-light", left_rail=False, right_rail=False, tint=False)
 
@@ -36,6 +36,21 @@ def test_values_that_make_no_sense_and_keys_that_nobody_knows_are_passed_over() 
     plain = {"theme": 7, "left_rail": "no", "right_rail": False, "of_the_future": {"a": 1}}
     remembered_file(paths).write_text(json.dumps(plain))
     assert read_remembered(paths) == Remembered(right_rail=False)
+
+
+def test_of_two_interfaces_each_writes_what_was_chosen_in_it() -> None:
+    paths = user_paths()
+    one, other = Memory(paths), Memory(paths)
+    assert one.take(Remembered(theme="runner-light"))
+    one.write()
+    assert not other.take(other.known)
+    assert other.take(Remembered(tint=False))
+    other.write()
+    one.write()
+    assert read_remembered(paths) == Remembered(theme="runner-light", tint=False)
+    assert one.take(Remembered())
+    one.write()
+    assert read_remembered(paths) == Remembered(tint=False)
 
 
 def test_a_directory_that_cannot_be_written_ends_nothing() -> None:

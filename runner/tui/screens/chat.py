@@ -55,6 +55,7 @@ class ChatScreen(ChatSurface):
         super().__init__(services, chat_engine, jobs)
         self._memory = PromptMemory(services.paths.prompt_history if services.store else None)
         self._interrupted_at = float("-inf")
+        self._is_left = False  # for another mode, not for a dialog
 
     def on_mount(self) -> None:
         self.sides.show()
@@ -65,6 +66,18 @@ class ChatScreen(ChatSurface):
         self.show_conversation()
         self.sides.read_models()
         self.in_thread(self._memory.read, self.box.prompt.set_history)
+
+    def on_screen_suspend(self) -> None:
+        self._is_left = self not in self.app.screen_stack
+
+    def on_screen_resume(self) -> None:
+        """Models and chats may have come and gone since the mode was last looked at."""
+        if self._is_left:
+            self._read_left_rail()
+
+    def _read_left_rail(self) -> None:
+        self.sides.read_models()
+        self.sessions.refresh()
 
     def keep_draft(self) -> None:
         """Keep what is typed and not sent, so that Up brings it back the next time. Uses the disk."""
@@ -215,6 +228,7 @@ class ChatScreen(ChatSurface):
 
     def action_left_rail(self) -> None:
         self.sides.toggle("left")
+        self._read_left_rail()
 
     def action_right_rail(self) -> None:
         self.sides.toggle("right")

@@ -20,6 +20,7 @@ from runner.tui import copying
 from runner.tui.chat_engine import ChatEngine
 from runner.tui.in_thread import in_thread
 from runner.tui.jobs import JobQueue
+from runner.tui.messages import Preferred
 from runner.tui.remembered import read_remembered
 from runner.tui.screens.answer_desk import AnswerDesk
 from runner.tui.screens.confirm import Confirm
@@ -159,6 +160,7 @@ class ChatSurface(ModeScreen):
         """Tint what a drafter had guessed, or not."""
         self.is_tinted = is_shown
         self.transcript.set_class(not is_shown, "-plain")
+        self.post_message(Preferred())
 
     def show_conversation(self) -> None:
         """Another chat is open: show it, and what was being typed in it."""

@@ -172,7 +172,7 @@ class ModelsScreen(ModelsReading):
     def _take_exact(self, message: ExactRead) -> None:
         exact, row = message.exact, self.table.row
         if exact is not None:
-            self._view.take_exact(message.name, exact)
+            exact = self._view.take_exact(message.name, exact)
             self.table.replace(message.name, self._view.with_exact)
         if row is None or row.name != message.name:
             return

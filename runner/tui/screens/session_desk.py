@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.timer import Timer
 
-from runner.errors import UsageError
+from runner.errors import RunnerError, UsageError
 from runner.kept_chat import kept_params
 from runner.measures import decimal_size
 from runner.message_files import Attachment
@@ -119,7 +119,11 @@ class SessionDesk:
     def _resume(self, session_id: str, position: int | None) -> None:
         self.leave()
         engine = self._chat.engine
-        session = engine.conversation.resume(session_id)
+        try:
+            session = engine.conversation.resume(session_id)
+        except RunnerError:  # another program has deleted it
+            self.refresh()
+            raise
         try:
             engine.configure(own_params=self._own_params(session))
         except UsageError as error:  # kept by another version, with other ranges

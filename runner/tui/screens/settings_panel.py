@@ -14,7 +14,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.events import DescendantFocus
+from textual.events import Click, DescendantFocus
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Select, Static, TextArea
 
@@ -23,7 +23,7 @@ from runner.safe_text import safe_line, safe_text
 from runner.tui.chat_settings import CHOICES, FIELDS, HELP, LOADING, ChatSettings, is_changed, read, value_of
 from runner.tui.content import line
 
-_CHANGED, _SAME = "●", " "
+_CHANGED, _SAME, _BACK = "●", " ", "↺"
 _TINT, _ON_OFF = "tint", ("on", "off")
 
 
@@ -81,6 +81,7 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (20, "-low"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f6", "give_up", "Cancel", priority=False),
+        Binding("ctrl+u", "reset_field", "Reset field", priority=True),  # which empties no more than half of an Input
         Binding("ctrl+r", "reset", "Reset"),
     ]
 
@@ -94,7 +95,7 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = Content("how it answers")
-            box.border_subtitle = Content("enter applies · esc gives up · ctrl+r resets")
+            box.border_subtitle = Content("enter applies · esc gives up · ctrl+u resets one, ctrl+r all")
             with VerticalScroll(can_focus=False):
                 yield Static("SYSTEM PROMPT", classes="heading")
                 yield TextArea(safe_text(self._system), placeholder=Content("none"), compact=True, id="system")
@@ -122,7 +123,7 @@ class SettingsPanel(ModalScreen[Chosen | None]):
             else:
                 shown = "" if typed == default else safe_line(typed)
                 yield Input(shown, placeholder=safe_line(default), compact=True, id=name)
-            yield Static(line(default), classes="default")
+            yield Static(line(default), id=f"default-{name}", classes="default")
 
     def _tint_field(self) -> ComposeResult:
         with Horizontal(classes="field"):
@@ -152,6 +153,8 @@ class SettingsPanel(ModalScreen[Chosen | None]):
         for name in FIELDS:
             is_different = is_changed(name, self._text(name), self._defaults[name])
             self.query_one(f"#mark-{name}", Static).update(_CHANGED if is_different else _SAME)
+            default = self._defaults[name]
+            self.query_one(f"#default-{name}", Static).update(line(f"{_BACK} {default}" if is_different else default))
             if name not in CHOICES:
                 self.query_one(f"#{name}").set_class(self._problem(name) is not None, "-wrong")
 
@@ -188,7 +191,9 @@ class SettingsPanel(ModalScreen[Chosen | None]):
         elif name == _TINT:
             advice.update("Tints the tokens that a drafter had guessed, in answers of this sitting.")
         else:
-            advice.update(line(HELP.get(name, "")))
+            is_different = name in FIELDS and is_changed(name, self._text(name), self._defaults[name])
+            way_back = f"ctrl+u: back to {self._defaults[name]}. " if is_different else ""
+            advice.update(line(way_back + HELP.get(name, "")))
 
     # --- what is done ----------------------------------------------------------------------------------------------
 
@@ -218,12 +223,30 @@ class SettingsPanel(ModalScreen[Chosen | None]):
     def action_reset(self) -> None:
         """Every field but the system prompt as it is when nothing is set here."""
         for name in FIELDS:
-            widget = self.query_one(f"#{name}")
-            if isinstance(widget, Input):
-                widget.value = ""
-            elif isinstance(widget, Select):
-                widget.value = self._defaults[name]
-        self._mark_all()
+            self._reset(name)
+
+    def action_reset_field(self) -> None:
+        """The same of the field that has the focus."""
+        if self.focused is not None:
+            self._reset(self.focused.id or "")
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Where there is nothing to reset, such as in the system prompt, the key is the field's own."""
+        if action == "reset_field":
+            return self.focused is not None and self.focused.id in FIELDS
+        return super().check_action(action, parameters)
+
+    @on(Click, ".default")
+    def _reset_clicked(self, event: Click) -> None:
+        if event.widget is not None:
+            self._reset((event.widget.id or "").removeprefix("default-"))
+
+    def _reset(self, name: str) -> None:
+        widget = self.query_one(f"#{name}") if name in FIELDS else None
+        if isinstance(widget, Input):
+            widget.value = ""
+        elif isinstance(widget, Select):
+            widget.value = self._defaults[name]
 
     def action_give_up(self) -> None:
         self.dismiss(None)

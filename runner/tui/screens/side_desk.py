@@ -5,18 +5,19 @@ Where there is no room for a rail beside the transcript, it opens over it. It kn
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from runner.inventory import LocalModel, local_models
 from runner.tui.jobs import Job, JobQueue
 from runner.tui.machine_watch import MachineSample
-from runner.tui.messages import AnswerEnded, EngineMessage, LoadEnded, Unloaded
+from runner.tui.messages import AnswerEnded, EngineMessage, LoadEnded, Preferred, Unloaded
 from runner.tui.widgets.left_rail import LeftRail
 from runner.tui.widgets.live_rail import LiveRail
 from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.sessions_rail import SessionsRail
 from runner.tui.widgets.status_line import StatusLine
-from runner.tui.yardstick import LoadFacts, load_facts
+from runner.tui.yardstick import LoadFacts, Yardstick, load_facts, measured_since
 
 if TYPE_CHECKING:
     from runner.tui.screens.chat_surface import ChatSurface
@@ -32,6 +33,8 @@ class SideDesk:
         self._chat = chat
         self._jobs = jobs
         self._n_done = 0
+        self._yardstick: Yardstick | None = None
+        self._benchmarks: tuple[int, int] | None = None  # what tells the history from the one that was read
         self.is_open: dict[Side, bool] = {"left": left, "right": right}
 
     # --- folding ---------------------------------------------------------------------------------------------------
@@ -59,6 +62,7 @@ class SideDesk:
         else:
             is_shown = self.is_open[side] = not self.is_open[side]
             self.show()
+            self._chat.post_message(Preferred())
         if not is_shown:
             self._chat.focus_prompt()
         elif self._is_cramped or side == "left":
@@ -94,6 +98,7 @@ class SideDesk:
     def on_machine(self, sample: MachineSample) -> None:
         self._chat.query_one(LiveRail).on_machine(sample)
         self._chat.query_one(StatusLine).on_machine(sample)
+        self._look_for_benchmarks()
 
     def on_jobs(self, jobs: tuple[Job, ...]) -> None:
         self._chat.query_one(LeftRail).show_jobs(jobs)
@@ -125,8 +130,37 @@ class SideDesk:
         engine, paths = self._chat.engine, self._chat.services.paths
         model, loaded, options = engine.model, engine.loaded, engine.options
         if loaded is not None:
+            self._benchmarks = _size_and_time(paths.bench_history)
             self._chat.in_thread(lambda: load_facts(paths, model, loaded, options), self._show_facts, group="facts")
 
     def _show_facts(self, facts: LoadFacts) -> None:
         self._chat.query_one(LiveRail).show_fit(facts.fit)
-        self._chat.query_one(LiveRail).show_yardstick(facts.yardstick)
+        self._show_yardstick(facts.yardstick)
+
+    def _show_yardstick(self, yardstick: Yardstick) -> None:
+        self._yardstick = yardstick
+        self._chat.query_one(LiveRail).show_yardstick(yardstick)
+
+    def _look_for_benchmarks(self) -> None:
+        """Another program may have measured this machine since the model was loaded."""
+        paths, loaded, stick = self._chat.services.paths, self._chat.engine.loaded, self._yardstick
+        if loaded is None or stick is None:
+            return
+        found = _size_and_time(paths.bench_history)
+        if found == self._benchmarks:
+            return
+        self._benchmarks = found
+
+        def show(measured: Yardstick) -> None:
+            if self._yardstick is stick:  # else another model was loaded meanwhile, and is known better
+                self._show_yardstick(measured)
+
+        self._chat.in_thread(lambda: measured_since(stick, paths, loaded), show, group="benchmarks")
+
+
+def _size_and_time(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
