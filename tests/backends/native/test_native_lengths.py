@@ -99,12 +99,9 @@ def test_every_row_of_every_length_is_the_plain_modules(pair: Pair) -> None:
     assert usual < 0.1
     # A row may be worse: what Gemma norms after a branch, and above all which experts are the best of many, which weigh
     # the more the fewer a token takes. H200, the worst of a shape by its usual: 1.2 to 1.5, Gemma 3 2.2 and 2.9,
-    # Qwen3-30B-A3B 10, gpt-oss-20b above 12; plain bfloat16 is alike. One row of a pass may be worse still where two
-    # experts are as good: of gpt-oss-20b one of 4096 was 21 times the usual, with the same bits in all passes.
-    most = (20 if pair.has_experts else 4) * usual
+    # Qwen3-30B-A3B 10, gpt-oss-20b 21, which is 0.28: of its rows plain bfloat16 has some that are 0.26 off.
+    most = 0.35 if pair.has_experts else 4 * usual
     wrong = {key: float(rows.max()) for key, rows in found.items() if rows.max() > most}
-    if pair.has_experts:
-        wrong = {key: worst for key, worst in wrong.items() if worst > 0.5 or int((found[key] > most).sum()) > 1}
     assert wrong == {}, f"usual: {usual:.4f}"
 
 
