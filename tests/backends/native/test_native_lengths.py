@@ -36,6 +36,8 @@ OF_TWO_LAYERS: dict[str, dict[str, int]] = {
     "qwen3.5-4b": {"full_attention_interval": 2},
     "qwen3.5-35b-a3b": {"full_attention_interval": 2},
 }
+# How far a row may be off where it takes other experts: of 3000 rows the worst was by 0.28 (H200), in bfloat16 by 0.26.
+OTHER_EXPERTS = {"gpt-oss-20b": 0.35}
 # After so many tokens, a prompt of so many: around the numbers of rows that graphs, blocks and tiles end at.
 PASSES = (
     *[(0, n) for n in (1, 2, 3, 5, 8, 9, 15, 16, 17, 20, 31, 32, 33, 47, 50, 63, 64, 65, 96, 100, 127, 128, 129, 191)],
@@ -49,6 +51,7 @@ PASSES = (
 class Pair:
     fused: FusedExecution
     plain: PlainExecution
+    name: str
     vocab_size: int
     has_experts: bool
 
@@ -68,6 +71,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     yield Pair(
         fused=fused,
         plain=PlainExecution(decoder, cache, device, 512),
+        name=request.param,
         vocab_size=config.vocab_size,
         has_experts=config.experts is not None,
     )
@@ -99,8 +103,8 @@ def test_every_row_of_every_length_is_the_plain_modules(pair: Pair) -> None:
     assert usual < 0.1
     # A row may be worse: what Gemma norms after a branch, and above all which experts are the best of many, which weigh
     # the more the fewer a token takes. H200, the worst of a shape by its usual: 1.2 to 1.5, Gemma 3 2.2 and 2.9,
-    # Qwen3-30B-A3B 10, gpt-oss-20b 21, which is 0.28: of its rows plain bfloat16 has some that are 0.26 off.
-    most = 0.35 if pair.has_experts else 4 * usual
+    # Qwen3-30B-A3B 10, gpt-oss-20b 21; plain bfloat16 is alike.
+    most = max((20 if pair.has_experts else 4) * usual, OTHER_EXPERTS.get(pair.name, 0.0))
     wrong = {key: float(rows.max()) for key, rows in found.items() if rows.max() > most}
     assert wrong == {}, f"usual: {usual:.4f}"
 
