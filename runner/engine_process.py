@@ -274,8 +274,11 @@ class EngineProcess:
                 self._pending = rest
                 message = json.loads(line)
                 if message:
+                    left_at = time.monotonic()
                     yield message
                     heard_at = time.monotonic()
+                    if self._cancelled_at is not None:  # the child may be over long since, and we did not read
+                        self._cancelled_at += heard_at - max(left_at, self._cancelled_at)
                 continue
             child = self._child
             if child is None or child.stdout is None:

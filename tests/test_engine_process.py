@@ -121,6 +121,20 @@ def test_a_child_that_does_not_hear_cancel_is_ended(engine: EngineProcess, scrip
     assert "".join(received(engine)) == "fine"
 
 
+def test_a_reader_that_was_held_up_ends_no_engine_that_has_stopped_meanwhile(
+    engine: EngineProcess, script: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(engine, script({"text": "slow " * 1000, "token_s": 0.01}))
+    away_s = 0.0
+    monkeypatch.setattr("runner.engine_process.time", SimpleNamespace(monotonic=lambda: time.monotonic() + away_s))
+    for event in engine.chat(ASK, GREEDY):
+        if isinstance(event, TextDelta) and not away_s:
+            engine.cancel()
+            away_s = 3600.0  # that the reader takes for this event
+    assert away_s
+    assert engine.loaded is not None
+
+
 def test_a_child_that_falls_silent_is_ended(
     engine: EngineProcess, script: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
