@@ -58,9 +58,12 @@ class Graphs:
         found = self._graphs.get(key)
         if found is None:
             with torch.inference_mode():
-                if not self._is_enabled:
+                if not self._is_enabled or key in self._refused:
                     return step()
-                found = self._graphs[key] = self._record(state, step)
+                self._run_without(state, step)
+                if not self._is_recorded(key, step):
+                    return step()
+                found = self._graphs[key]
         found[0].replay()
         return found[1]
 
@@ -79,21 +82,24 @@ class Graphs:
         """Record what was noted, as far as there is memory for it."""
         while self._noted:
             key, step = self._noted.popitem()
-            if key in self._graphs:  # which it came to be as another step
-                continue
-            try:
-                self._graphs[key] = self._capture(step)
-            except RuntimeError:  # as the driver, too, says that there is no memory: the step does without
-                log.warning("no graph of %s", key, exc_info=True)
-                self._refused.add(key)
+            if key not in self._graphs:  # which it may have come to be as another step
+                self._is_recorded(key, step)
 
-    def _record(self, state: Sequence[Tensor], step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        # Kernels are compiled and loaded by a run of their own: neither can be done while a graph is recorded.
+    def _is_recorded(self, key: Hashable, step: Callable[[], Any]) -> bool:
+        """Record a step, if there is memory for its graph: else it does without."""
+        try:
+            self._graphs[key] = self._capture(step)
+        except RuntimeError:  # as the driver, too, says that there is no memory
+            log.warning("no graph of %s", key, exc_info=True)
+            self._refused.add(key)
+        return key in self._graphs
+
+    def _run_without(self, state: Sequence[Tensor], step: Callable[[], Any]) -> None:
+        """Kernels are compiled and loaded by a run of their own: neither can be done while a graph is recorded."""
         kept = [tensor.clone() for tensor in state]
         step()
         for tensor, value in zip(state, kept, strict=True):
             tensor.copy_(value)
-        return self._capture(step)
 
     def _capture(self, step: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         torch.cuda.synchronize(self._device)

@@ -1,8 +1,9 @@
-"""Graphs on a machine without a GPU: what is told of one that the driver does not take ahead."""
+"""Graphs on a machine without a GPU: those that the driver does not take ahead, and those that there is no room for."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,26 @@ def test_without_the_driver_or_with_an_older_torch_nothing_is_sent(
     monkeypatch.setattr(ctypes, "CDLL", missing)
     graphs._upload(RECORDED)
     assert not caplog.records
+
+
+def test_a_step_whose_graph_finds_no_memory_runs_without_and_is_not_recorded_again() -> None:
+    class Full(graphs.Graphs):
+        n_tried = 0
+
+        def _capture(self, _step: Callable[[], Any]) -> Any:
+            self.n_tried += 1
+            raise torch.OutOfMemoryError
+
+    full, count = Full(torch.device("cpu")), torch.zeros(1)
+    full._is_enabled = True
+    assert [float(full.run("step", [count], lambda: count.add_(1))) for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert full.n_tried == 1
+
+    def failing() -> None:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        full.run("another", [], failing)
 
 
 @pytest.mark.parametrize("n_tokens", [65, 129, 257, 385, 513, 641, 769, 1025, 1281, 1537, 2047])
