@@ -141,9 +141,10 @@ def _sum_of_fragments(
         gdc_wait()
         gdc_launch_dependents()
     total = tl.load(h + row.to(tl.int64) * N + n)
+    found = ()
     for r in tl.static_range(ROUNDS):
         of_words, of_tops, of_codes, p, waiting = begun[r]
-        is_there, of_slot = _slots(row, r, K, V, 16)
+        _, of_slot = _slots(row, r, K, V, 16)
         at = tl.load(experts + of_slot).to(tl.int64) * N + (tile * 16 + tl.arange(0, V * 16) % 16)
         factor = 0.5 * tl.load(row_scale + at)
         share = tl.load(weights + of_slot)
@@ -154,9 +155,13 @@ def _sum_of_fragments(
             waiting, asked, of_words, of_tops, of_codes, levels, tables, of_x, of_notes, p, 0, P,
             FORMAT, V, 1, DEPTH, STEPS, NVIDIA, PDL, MASKED,
         )  # fmt: skip
+        found = found + ((acc, factor, share, at),)  # type: ignore[assignment]  # noqa: RUF005
+    for r in tl.static_range(ROUNDS):
+        acc, factor, share, at = found[r]
         y = row_sums(acc, V, 1) * factor
         if HAS_BIAS:
             y += tl.load(bias + at).to(tl.float32)
+        is_there, _ = _slots(row, r, K, V, 16)
         total = _added_slots(total, y, share, is_there, V)
     _store_row(total, h, parts, row, tile, N, n_tiles)
 
@@ -360,4 +365,5 @@ def variants() -> Iterator[Variant]:
             constants={"K": k, "V": _slots_at_once(k)},
             num_warps=1,
             has_pdl=True,
+            is_nvidia_only=True,
         )  # fmt: skip
