@@ -99,7 +99,7 @@ def keep_run(run: BenchRun, paths: Paths) -> bool:
     except RunnerError as error:
         render.warn(error.message, error.hint)
         return False
-    render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside the last one like it.")
+    render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside an earlier one.")
     return True
 
 
