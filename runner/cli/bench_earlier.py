@@ -20,7 +20,6 @@ from runner.cli.bench_reports import (
     allowed_share,
     check_options,
     draw,
-    expanded,
     fails,
     form_of,
     read_kept,
@@ -228,7 +227,7 @@ def export(
     if output is None or str(output) == "-":
         render.data(text)
         return
-    write_new(expanded(output), text + "\n", overwrite=force, is_private=False, remedy="--force replaces it.")
+    write_new(output, text + "\n", overwrite=force, is_private=False, remedy="--force replaces it.")
     render.narrate(f"Wrote {safe_line(str(output))}; nothing was uploaded.")
 
 
