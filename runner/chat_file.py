@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runner.errors import RunnerError, UsageError
 from runner.new_file import write_new
+from runner.paths import expanded
 from runner.transcript import Session, Turn, from_json, to_json, to_markdown
 
 MAX_BYTES = 256 * 1024 * 1024
@@ -21,7 +22,7 @@ def write_chat(path: Path, session: Session, turns: Sequence[Turn], *, overwrite
 
     Raises UsageError for another suffix or a file that is there already, RunnerError when it cannot be written.
     """
-    path = _expanded(path)
+    path = _file(path)
     if path.suffix.lower() == ".json":
         text = json.dumps(to_json(session, turns), ensure_ascii=False, indent=2) + "\n"
     elif path.suffix.lower() in (".md", ".markdown"):
@@ -34,7 +35,7 @@ def write_chat(path: Path, session: Session, turns: Sequence[Turn], *, overwrite
 
 def read_chat(path: Path) -> tuple[Session, list[Turn]]:
     """The chat in a JSON file. Raises UsageError for something else, RunnerError when it cannot be read."""
-    path = _expanded(path)
+    path = _file(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -51,11 +52,8 @@ def read_chat(path: Path) -> tuple[Session, list[Turn]]:
     return from_json(plain)
 
 
-def _expanded(path: Path) -> Path:
-    """Raises UsageError for a path that no file can have."""
+def _file(path: Path) -> Path:
+    """The path with ~ as a home directory. Raises UsageError for one that no file can have."""
     if "\0" in str(path) or not path.name:
         raise UsageError(f"{str(path)!r} is not the name of a file.", hint="Give a name such as chat.json.")
-    try:
-        return path.expanduser()
-    except RuntimeError as error:  # ~nobody
-        raise UsageError(f"{str(path)!r}: there is no such user.", hint="Give the path in full.") from error
+    return expanded(path)

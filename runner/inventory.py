@@ -87,17 +87,24 @@ def local_models(registry: Registry) -> tuple[LocalModel, ...]:
             found += _in_directory(spec, spec.path)
     taken = {spec.name for spec in made}  # by these names nothing else is found
     for repo, directory in cached_repos():
-        known = registry.known_repo(repo)
-        found += _in_cache(None if known is None or known.name in taken else known, repo, directory)
+        found += _in_cache(_known(repo, registry, taken), repo, directory)
     return tuple(found)
+
+
+def _known(repo: str, registry: Registry, taken: Collection[str]) -> ModelSpec | None:
+    """The registry's model of a repository. taken: names of models made here."""
+    known = registry.known_repo(repo)
+    return None if known is None or known.name in taken else known
 
 
 def unfinished(spec: ModelSpec, registry: Registry) -> LocalModel | None:
     """What is here of a model of the hub that is not here whole; None where there is nothing of it."""
-    repo, asked = spec.source[0].lower(), spec.chosen_quant.lower()
-    for model in local_models(registry):
+    wanted, asked = spec.source[0].lower(), spec.chosen_quant.lower()
+    taken = {made.name for made in registry.made()}
+    of_it = [one for one in cached_repos() if one[0].lower() == wanted]
+    for model in (model for one in of_it for model in _in_cache(_known(one[0], registry, taken), *one)):
         is_asked = model.format != "gguf" if spec.wants_safetensors else asked in ("", model.quantization.lower())
-        if repo and is_asked and model.repo.lower() == repo and model.state != "complete":
+        if is_asked and model.state != "complete":
             return model
     return None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import platformdirs
 
-from runner.errors import ConfigError
+from runner.errors import ConfigError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,14 @@ def user_paths(home: Path | None = None) -> Paths:
         state=dirs.user_state_path,
         cache=dirs.user_cache_path,
     )
+
+
+def expanded(path: Path) -> Path:
+    """The path with ~ as a home directory. Raises UsageError."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise UsageError(f"{str(path)!r}: there is no such user.", hint="Give the path in full.") from error
 
 
 def _runner_home() -> Path | None:

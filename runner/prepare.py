@@ -35,7 +35,8 @@ from runner.model_files import (
     missing_side_files,
     needs_index,
 )
-from runner.quant.half_made import GO_ON
+from runner.paths import user_paths
+from runner.quant.half_made import remedies
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.json_file import read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME, PARTIAL_SUFFIX, WEIGHTS_NAME
@@ -183,9 +184,9 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
         try:
             return Located(path, choose(spec, names, str(path), indexed_shards(names, path / INDEX)))
         except RunnerError as error:
-            if not path.name.endswith(PARTIAL_SUFFIX):
+            if not (path.name.endswith(PARTIAL_SUFFIX) and path.absolute().parent == user_paths().models.absolute()):
                 raise
-            raise BadModelFile(f"{path} is not finished.", hint=f"{GO_ON}.") from error
+            raise BadModelFile(f"{path} is not finished.", hint=remedies(path)) from error
     suffix = path.suffix.lower()
     if suffix == ".gguf":
         return Located(path.parent, Choice("gguf", _gguf_parts(path), _side_files(path.parent)))

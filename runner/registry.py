@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from runner.errors import ConfigError, UnknownModel, UsageError, nearest, nearest_hint
 from runner.paths import Paths, builtin, user_paths
-from runner.quant.half_made import GO_ON, finished
+from runner.quant.half_made import finished, remedies
 from runner.quant.packed_files import PARTIAL_SUFFIX
 
 Origin = Literal["registry", "made", "hub", "path", "fake"]
@@ -323,8 +323,8 @@ class Registry:
 
     def _unknown(self, text: str) -> UnknownModel:
         output = text.removesuffix(PARTIAL_SUFFIX)
-        if self._made is not None and os.path.exists(self._made / (output + PARTIAL_SUFFIX)):
-            return UnknownModel(f"{output} is not finished.", hint=f"{GO_ON}.")
+        if self._made is not None and os.path.exists(partial := self._made / (output + PARTIAL_SUFFIX)):
+            return UnknownModel(f"{output} is not finished.", hint=remedies(partial))
         name = text.partition(":")[0]
         names = [*self._specs, *self._aliases, *(spec.name for spec in self.made())]
         near = nearest(name, names)

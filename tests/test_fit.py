@@ -111,6 +111,10 @@ def test_kv_cache_by_kind_of_layer() -> None:
     assert parts["state"].size_bytes == (1 + MOST_SAVED) * 4 * 1030  # float32, whatever the KV type
     on_gpu = {part.kind: part for part in estimate(facts, LoadOptions(ctx_size=4096), machine(64, 40)).kv_parts}
     assert on_gpu["state"].size_bytes == 4 * 1030  # those put aside are in main memory
+    gpu, ram = machine(64, 40)
+    shared = (dataclasses.replace(gpu, is_in_main_memory=True), ram)
+    there = {part.kind: part for part in estimate(facts, LoadOptions(ctx_size=4096), shared).kv_parts}
+    assert there["state"].size_bytes == parts["state"].size_bytes
     for devices, of_past in ((machine(64), 4), (machine(64, 40), 2)):  # in the type that it computes in
         ours = {part.kind: part for part in estimate(facts, LoadOptions(), devices, "native").kv_parts}
         assert ours["state"].size_bytes == (SLOTS + SAVED) * (4 * 1000 + of_past * 30)
@@ -378,6 +382,11 @@ def test_what_earlier_loads_took_is_no_reason_to_go_to_the_cpu_where_the_model_i
     made = plan(Q4, options, devices, "llamacpp", (record_of(before, twice),) * 5, lambda _: None)
     assert not made.fit.is_fitting
     assert not remedy(Q4, made, devices).is_for_cpu
+
+
+def test_a_full_gpu_has_nothing_free() -> None:
+    fit = estimate(Q4, LoadOptions(), machine(64, 0.1))
+    assert (fit.available_bytes, fit.n_gpu_layers) == (0, 0)
 
 
 def test_a_gpu_and_ram_hold_a_model_together() -> None:

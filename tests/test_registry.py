@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import BadModelFile, ConfigError, UnknownModel, UsageError
+from runner.errors import BadModelFile, ConfigError, UnknownModel, UnsupportedModel, UsageError
 from runner.model_files import choose
 from runner.paths import builtin, user_paths
 from runner.prepare import locate
@@ -222,8 +222,13 @@ def test_models_made_here_are_found_by_name_before_the_registry(registry: Regist
         with pytest.raises(UnknownModel, match="half is not finished") as caught:
             registry.resolve(name)
         assert "given again" in caught.value.hint
+        assert "`runner rm half.partial` deletes it" in caught.value.hint
         with pytest.raises(BadModelFile, match=r"half\.partial is not finished"):
             locate(registry.resolve(str(models / "half.partial")))
+    of_others = models.parent / "half.partial"  # such as a download of another program
+    of_others.mkdir()
+    with pytest.raises(UnsupportedModel, match="has no GGUF and no safetensors"):
+        locate(registry.resolve(str(of_others)))
 
 
 # --- the user's file ---

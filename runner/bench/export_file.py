@@ -15,6 +15,7 @@ from runner.bench.record import BenchRun
 from runner.bench.svg_plot import svg_of
 from runner.errors import UsageError
 from runner.new_file import write_new
+from runner.paths import expanded
 
 
 def _json(run: BenchRun) -> str:
@@ -38,9 +39,6 @@ def export_run(run: BenchRun, path: Path) -> Path:
     write = _WRITERS.get(path.suffix.lower())
     if write is None or "\0" in str(path):
         raise UsageError(f"{path.name!r} says no format.", hint=f"Use a name that ends in {', '.join(SUFFIXES)}.")
-    try:
-        whole = path.expanduser().absolute()
-    except RuntimeError as error:  # ~nobody
-        raise UsageError(f"{str(path)!r}: there is no such user.", hint="Give the path in full.") from error
+    whole = expanded(path).absolute()
     write_new(whole, write(run), is_private=False)
     return whole

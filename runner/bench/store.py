@@ -190,8 +190,9 @@ def last_like(runs: Sequence[BenchRun], run: BenchRun) -> BenchRun | None:
 
 
 def last_comparable(runs: Sequence[BenchRun], run: BenchRun) -> BenchRun | None:
-    """The last run of `runs` of the same model that has numbers for a row of `run`, whatever else was another."""
-    return next((one for one in reversed(runs) if one.model == run.model and _measured(one) & _measured(run)), None)
+    """The last run of `runs` like `run`, else of the same model, that has numbers for a row of it."""
+    comparable = [one for one in runs if one.model == run.model and _measured(one) & _measured(run)]
+    return last_like(comparable, run) or (comparable[-1] if comparable else None)
 
 
 def _measured(run: BenchRun) -> set[tuple[str, str]]:

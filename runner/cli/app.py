@@ -20,8 +20,8 @@ import typer
 import runner
 from runner.cli import bash_words, render
 from runner.cli.command import App
-from runner.cli.help_layout import Group
-from runner.errors import RunnerError, UsageError, nearest_hint
+from runner.cli.help_layout import Group, command_hint
+from runner.errors import RunnerError, UsageError
 
 _log = logging.getLogger(__name__)
 _WRONG_USAGE: Any = typer.BadParameter.__base__  # what Typer says of a command line; it has no public name
@@ -94,9 +94,7 @@ class LazyCommands(Group):
             return name, _load(name), args[1:]
         if ctx.resilient_parsing:  # completion of something that is no command: nothing to offer
             return None, None, args[1:]
-        is_help = args[0] == "help"
-        hint = "`runner --help` lists the commands." if is_help else nearest_hint(args[0], COMMANDS)
-        raise UsageError(f"There is no command {args[0]!r}.", hint=hint)
+        raise UsageError(f"There is no command {args[0]!r}.", hint=command_hint(args[0], COMMANDS, "runner"))
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -208,7 +206,7 @@ def _check_working_directory(error: OSError) -> None:
     """Raise RunnerError where it was deleted: a path that is meant from there has no beginning."""
     try:
         os.getcwd()
-    except OSError:
+    except FileNotFoundError:
         raise RunnerError("The working directory was deleted.", hint="Go to another: cd ~") from error
 
 
@@ -223,7 +221,8 @@ def _run(arguments: list[str]) -> int:
         raise _usage_error(error, arguments) from error
     except OSError as error:
         render.check_output()
-        _check_working_directory(error)
+        if isinstance(error, FileNotFoundError):
+            _check_working_directory(error)
         raise
     return code if isinstance(code, int) else 0
 

@@ -20,7 +20,6 @@ from runner.cli.bench_reports import (
     allowed_share,
     check_options,
     draw,
-    expanded,
     fails,
     form_of,
     read_kept,
@@ -145,7 +144,8 @@ def compare(
 ) -> None:
     """Compare two runs, row by row: what is faster, what is slower, and what cannot be told from noise.
 
-    Without arguments: the last run, with the last before it that has one of its rows, of the same model.
+    Without arguments: the last run, with the last before it that measured the same with the same options on the same
+    device, else with the last of the same model that has one of its rows.
     """
     from runner.bench.comparison import compare_runs
     from runner.bench.comparison_table import comparison_json, comparison_lines, comparison_markdown
@@ -168,19 +168,21 @@ def compare(
 
 
 def _comparable(kept: History, run: BenchRun) -> BenchRun:
-    """What the last run is compared with when nothing is named. Raises UsageError where there is nothing."""
+    """What the last run is compared with when nothing is named: what --baseline last and the interface hold it
+    against, where there is that. Raises UsageError where there is nothing."""
     from runner.bench.store import last_comparable
 
-    found = last_comparable(kept.runs[:-1], run)
+    earlier = kept.runs[:-1]
+    found = last_comparable(earlier, run)
     if found is None:
+        has_numbers = any(row.samples for row in run.rows)
+        why = "no earlier one has a row of it" if has_numbers else "it has no numbers"
         raise UsageError(
-            f"The last run ({run.id}, {safe_line(run.model)}) cannot be compared: no earlier one has a row of it.",
+            f"The last run ({run.id}, {safe_line(run.model)}) cannot be compared: {why}.",
             hint="Name two runs, BEFORE and AFTER: `runner bench history` lists them.",
         )
-    n_between = next(i for i, one in enumerate(reversed(kept.runs[:-1])) if one is found)
-    if n_between:
-        runs = "1 run" if n_between == 1 else f"{n_between} runs"
-        render.narrate(f"Compared with {found.id}: {runs} between them measured something else.")
+    if found is not earlier[-1]:
+        render.narrate(f"Compared with {found.id}: no run since is more like it.")
     return found
 
 
@@ -225,7 +227,7 @@ def export(
     if output is None or str(output) == "-":
         render.data(text)
         return
-    write_new(expanded(output), text + "\n", overwrite=force, is_private=False, remedy="--force replaces it.")
+    write_new(output, text + "\n", overwrite=force, is_private=False, remedy="--force replaces it.")
     render.narrate(f"Wrote {safe_line(str(output))}; nothing was uploaded.")
 
 

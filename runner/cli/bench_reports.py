@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from runner.cli import render
 from runner.errors import RunnerError, UsageError
-from runner.paths import Paths, user_paths
+from runner.paths import Paths, expanded, user_paths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +99,7 @@ def keep_run(run: BenchRun, paths: Paths) -> bool:
     except RunnerError as error:
         render.warn(error.message, error.hint)
         return False
-    render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside the last one like it.")
+    render.narrate(f"Kept as {run.id}: `runner bench compare` sets it beside an earlier one.")
     return True
 
 
@@ -113,7 +113,7 @@ def write_plot(run: BenchRun, plot: Path, *, kept_as: str = "") -> None:
 
     _check_plot(plot)
     try:
-        write_new(expanded(plot), svg_of(run), overwrite=True, is_private=False)
+        write_new(plot, svg_of(run), overwrite=True, is_private=False)
     except RunnerError as error:
         error.hint = f"`runner bench show {kept_as} --plot FILE` draws it into another file." if kept_as else error.hint
         raise
@@ -123,9 +123,9 @@ def write_plot(run: BenchRun, plot: Path, *, kept_as: str = "") -> None:
 def _check_plot(plot: Path) -> None:
     if plot.suffix.lower() != ".svg":
         raise UsageError(f"--plot is {str(plot)!r}, and plots are SVG.", hint="Name a file that ends in .svg.")
-    if expanded(plot).is_dir():
+    if plot.is_dir():
         raise UsageError(f"{plot} is a directory, and a plot is a file.", hint="Name another file.")
-    if not expanded(plot).parent.is_dir():
+    if not plot.parent.is_dir():
         raise UsageError(f"There is no directory {plot.parent} for the plot.", hint="Make it first.")
 
 
@@ -202,14 +202,6 @@ def run_meant(kept: History, ref: str) -> BenchRun:
     path = expanded(Path(ref))
     is_file = path.suffix.lower() == ".json" or path.is_file()
     return read_run(path) if is_file else find_run(kept, ref)
-
-
-def expanded(path: Path) -> Path:
-    """The path with ~ as a home directory. Raises UsageError."""
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise UsageError(f"{str(path)!r}: there is no such user.", hint="Give the path in full.") from error
 
 
 def without_schema(plain: dict[str, Any]) -> dict[str, Any]:

@@ -75,12 +75,11 @@ def _expanded(written: Any) -> Any:
     """A path, or several, with ~ as a home directory, which a shell leaves after "=". Raises UsageError."""
     if isinstance(written, (list, tuple)):
         return type(written)(map(_expanded, written))
-    if not isinstance(written, (str, Path)):
+    if not isinstance(written, (str, Path)) or not str(written).startswith("~"):
         return written
-    try:
-        return type(written)(Path(written).expanduser()) if str(written).startswith("~") else written
-    except RuntimeError as error:
-        raise UsageError(f"{str(written)!r}: there is no such user.", hint="Give the path in full.") from error
+    from runner.paths import expanded  # what `runner --help` has no use for
+
+    return type(written)(expanded(Path(written)))
 
 
 def _refuse_empty(param: Any, written: object) -> None:

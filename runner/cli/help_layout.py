@@ -5,7 +5,7 @@ And what is said of a command that is none of a group's. It knows no command, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from typer.core import TyperCommand, TyperGroup
@@ -46,6 +46,11 @@ class Context(_TypersContext):  # type: ignore[misc]
     formatter_class = _Help
 
 
+def command_hint(word: str, known: Iterable[str], path: str) -> str:
+    """What to give in place of a word that is no command. path: what the commands are given behind."""
+    return f"`{path} --help` lists the commands." if word == "help" else nearest_hint(word, known)
+
+
 class Group(TyperGroup):
     """Commands of one name."""
 
@@ -54,9 +59,8 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Typer's. Raises UsageError for what is no command of these, as for what is none of the program's."""
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise UsageError(
-                f"{ctx.command_path} has no command {args[0]!r}.", hint=nearest_hint(args[0], self.commands)
-            )
+            hint = command_hint(args[0], self.commands, ctx.command_path)
+            raise UsageError(f"{ctx.command_path} has no command {args[0]!r}.", hint=hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

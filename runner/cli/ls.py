@@ -64,14 +64,14 @@ def _row(model: LocalModel) -> dict[str, str]:
         "MODEL": model.name,
         "QUANT": model.quantization or model.format,
         "SIZE": render.decimal_size(model.size_bytes),
-        "STATE": progress(model),
+        "STATE": state_in_words(model),
         "KIND": model.kind,
         "LAST USED": time.strftime("%Y-%m-%d", time.localtime(model.last_used)),
         "WHERE": model.repo or str(model.path),
     }
 
 
-def progress(model: LocalModel) -> str:
+def state_in_words(model: LocalModel) -> str:
     """The state, and how far a partial download is: by bytes where all sizes are known, else by files."""
     if model.state != "partial":
         return model.state
@@ -117,7 +117,9 @@ def _state(here: list[LocalModel]) -> str:
     if not here:
         return "not here"
     whole = [model.quantization or model.format for model in here if model.state == "complete"]
-    others = [f"{model.quantization or model.format} {progress(model)}" for model in here if model.state != "complete"]
+    others = [
+        f"{model.quantization or model.format} {state_in_words(model)}" for model in here if model.state != "complete"
+    ]
     return ", ".join([*(["here: " + ", ".join(whole)] if whole else []), *others])
 
 

@@ -261,14 +261,14 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _state_lines(facts: Mapping[str, Any], begun: LocalModel | None) -> list[tuple[str, str]]:
     """Whether it is here, and where; of what is here in part, how to go on."""
     if begun is not None:
-        from runner.cli.ls import progress
+        from runner.cli.ls import state_in_words
 
         name = safe_line(begun.name)
         remedies = {
             "partial": f"`runner pull {name}` goes on with it, `runner rm {name}` deletes it",
             "damaged": f"`runner verify {name} --repair` fetches what is damaged or missing",
         }
-        return [("state", progress(begun)), ("", remedies[begun.state])]
+        return [("state", state_in_words(begun)), ("", remedies[begun.state])]
     where = [f"{file['path']}  ({render.decimal_size(file['size_bytes'])})" for file in facts["files"]]
     return [
         ("state", "on this machine" if facts["is_local"] else "not on this machine"),

@@ -110,8 +110,8 @@ _WAYS: Final[Mapping[BackendName, _Ways]] = {
 
 
 def usable_bytes(device: Device) -> int:
-    """What a model may take of what a device has free."""
-    return device.free_bytes - (_SPARE if device.kind != "cpu" else 0)
+    """What a model may take of what a device has free: nothing of one that is full."""
+    return max(0, device.free_bytes - (_SPARE if device.kind != "cpu" else 0))
 
 
 def estimate(
@@ -129,11 +129,13 @@ def estimate(
     on_gpu = bool(gpus) and options.n_gpu_layers != 0
     candidates = gpus if on_gpu else [device for device in machine if device.kind == "cpu"]
     device = max(candidates, key=lambda device: device.free_bytes)
-    estimated, parts = _need(facts, options, n_ctx, backend, on_gpu=on_gpu)
+    in_ram = not on_gpu or device.is_in_main_memory
+    estimated, parts = _need(facts, options, n_ctx, backend, on_gpu=on_gpu, in_ram=in_ram)
     need = correction.apply(estimated)
     draft_bytes = 0
     if draft is not None:
-        of_draft, _ = _need(draft, options, min(n_ctx, default_context(draft.shape)), backend, on_gpu=on_gpu)
+        draft_ctx = min(n_ctx, default_context(draft.shape))
+        of_draft, _ = _need(draft, options, draft_ctx, backend, on_gpu=on_gpu, in_ram=in_ram)
         draft_bytes = of_draft.total_bytes
     available = usable_bytes(device)
     is_split = on_gpu and _WAYS[backend].splits and not device.is_in_main_memory
@@ -156,12 +158,13 @@ def estimate(
 
 
 def _need(
-    facts: ModelFacts, options: LoadOptions, n_ctx: int, backend: BackendName, *, on_gpu: bool
+    facts: ModelFacts, options: LoadOptions, n_ctx: int, backend: BackendName, *, on_gpu: bool, in_ram: bool
 ) -> tuple[MemoryUse, tuple[KvPart, ...]]:
+    """in_ram: the model's memory is main memory, where states are put aside too."""
     ways = _WAYS[backend]
     cells = -(-n_ctx // ways.ctx_block) * ways.ctx_block
     per_element = _KV_BYTES[kv_type_of(options.kv_type, backend, on_gpu=on_gpu)]
-    parts = _kv_parts(facts.shape, cells, per_element, ways, on_gpu=on_gpu)
+    parts = _kv_parts(facts.shape, cells, per_element, ways, on_gpu=on_gpu, in_ram=in_ram)
     workspace = {"llamacpp": _llamacpp_workspace, "native": _native_workspace}.get(backend)
     chunk = min(options.chunk(is_native_gpu=backend == "native" and on_gpu), n_ctx)  # no prompt is longer
     need = MemoryUse(
@@ -197,8 +200,11 @@ def held_bytes(
     return (2 if on_gpu else 4) * num_parameters
 
 
-def _kv_parts(shape: Shape, cells: int, per_element: float, ways: _Ways, *, on_gpu: bool) -> tuple[KvPart, ...]:
-    n_states, past_bytes = (ways.states, ways.past_on_gpu) if on_gpu else (ways.states + ways.put_aside, 4)
+def _kv_parts(
+    shape: Shape, cells: int, per_element: float, ways: _Ways, *, on_gpu: bool, in_ram: bool
+) -> tuple[KvPart, ...]:
+    n_states = ways.states + (ways.put_aside if in_ram else 0)
+    past_bytes = ways.past_on_gpu if on_gpu else 4
     sizes: dict[tuple[CacheKind, int], list[int]] = {}
     for cache in shape.caches:
         sizes.setdefault((cache.kind, cache.window), []).append(

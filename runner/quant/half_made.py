@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Final
 
 from runner.closed import lost_target
 from runner.quant.packed_files import PARTIAL_SUFFIX
 
-GO_ON: Final = "The command that was making it finishes it when it is given again"
 OLD_MARK: Final = ".old-"
 REPLACED_NAME: Final = "replaced"
 DELETED_NAME: Final = "deleted"
@@ -61,6 +61,12 @@ def half_made(directory: Path) -> tuple[Path, ...]:
 def is_half_made(path: Path) -> bool:
     """Whether that is begun, was replaced or half deleted. An earlier output that is the model still is none of it."""
     return path.name.endswith(PARTIAL_SUFFIX) or (_is_old(path) and earlier_output(path) is None)
+
+
+def remedies(partial: Path) -> str:
+    """What can be done with a half-made model that is where runner makes them."""
+    again = "The command that was making it finishes it when it is given again"
+    return f"{again}; `runner rm {shlex.quote(partial.name)}` deletes it."
 
 
 def earlier_output(path: Path) -> Path | None:

@@ -82,7 +82,11 @@ class RunnerApp(KeyOrder[int]):
         self._first_theme = themes.chosen(self._memory.known.theme, is_without_colour=self.no_color)
         self.chat_engine = ChatEngine(services, self.post_message)
         self.jobs = JobQueue(services.paths, lambda jobs: self.post_message(_JobsMoved(jobs)))
-        self.machine_watch = MachineWatch(lambda sample: self.post_message(_MachineSeen(sample)), self._own_pids)
+        self.machine_watch = MachineWatch(
+            lambda sample: self.post_message(_MachineSeen(sample)),
+            self._own_pids,
+            benchmarks=services.paths.bench_history,
+        )
         self.pace = Pace()
         self._screens: dict[str, ModeScreen] = {}
         self._unsaid: list[Callable[[], None]] = []

@@ -7,13 +7,17 @@ there. It knows no screen of ours.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final, Literal
 
+from textual.app import ScreenStackError
 from textual.await_complete import AwaitComplete
 from textual.command import CommandList, CommandPalette
 from textual.events import Click
 from textual.screen import Screen
 from textual.widgets import OptionList
+
+_log = logging.getLogger(__name__)
 
 _move_page: Final = OptionList._move_page
 _click: Final = OptionList._on_click
@@ -34,11 +38,22 @@ async def _click_what_is_there(self: OptionList, event: Click) -> None:
 
 def _dismiss_once(self: Screen[Any], result: Any = None) -> AwaitComplete:
     """Textual takes away whatever screen is on top."""
-    return _dismiss(self, result) if self.is_active else AwaitComplete()
+    if _is_on_top(self):
+        return _dismiss(self, result)
+    _log.debug("%r is left, but is not on top", self)
+    return AwaitComplete()
 
 
 def _gather_where_asked(self: CommandPalette, search_value: str) -> object:
-    return _gather_commands(self, search_value) if self.is_active else None
+    return _gather_commands(self, search_value) if _is_on_top(self) else None
+
+
+def _is_on_top(screen: Screen[Any]) -> bool:
+    """Textual's is_active takes any error for no."""
+    try:
+        return screen.app.screen is screen
+    except ScreenStackError:
+        return False
 
 
 def _watch_what_is_there(self: CommandPalette) -> None:

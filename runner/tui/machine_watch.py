@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -50,13 +51,14 @@ class MachineSample:
 
     devices: as runner.machine orders them, main memory last. own: this process first. has_host_pids: False in a
     container that numbers processes its own way, where the pids that a GPU's driver gives are others. time_s: of the
-    monotonic clock.
+    monotonic clock. benchmarks: what tells the history of benchmarks from a longer one; None where there is none.
     """
 
     devices: tuple[DeviceSample, ...]
     own: tuple[OwnProcess, ...]
     has_host_pids: bool
     time_s: float
+    benchmarks: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +73,21 @@ class OtherProgram:
 class MachineWatch:
     """Samples the machine every `period_s` between `start` and `stop`, and posts the samples from its thread.
 
-    pids: this program's other processes at this moment. Both callables are called in the thread. Nothing here raises:
-    what cannot be read is missing from the sample.
+    pids: this program's other processes at this moment. Both callables are called in the thread. benchmarks: the file
+    that other programs may add to. Nothing here raises: what cannot be read is missing from the sample.
     """
 
     def __init__(
-        self, post: Callable[[MachineSample], object], pids: Callable[[], Sequence[int]], period_s: float = 1.0
+        self,
+        post: Callable[[MachineSample], object],
+        pids: Callable[[], Sequence[int]],
+        period_s: float = 1.0,
+        *,
+        benchmarks: Path | None = None,
     ) -> None:
         self._post = post
         self._pids = pids
+        self._benchmarks = benchmarks
         self._period_s = period_s
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -109,7 +117,7 @@ class MachineWatch:
         while not stopped.is_set():
             try:
                 watched = watched or devices()
-                sample = take_sample(watched, self._pids())
+                sample = take_sample(watched, self._pids(), self._benchmarks)
                 if not stopped.is_set():
                     self._post(sample)
             except Exception:  # a screen without these numbers is better than none
@@ -119,14 +127,23 @@ class MachineWatch:
             stopped.wait(self._period_s)
 
 
-def take_sample(watched: Sequence[Device], pids: Sequence[int]) -> MachineSample:
+def take_sample(watched: Sequence[Device], pids: Sequence[int], benchmarks: Path | None = None) -> MachineSample:
     """Read `watched` devices, this process and those of `pids` now."""
     return MachineSample(
         devices=tuple(_device_sample(device) for device in watched),
         own=tuple(_own_processes((os.getpid(), *pids))),
         has_host_pids=_has_host_pids(),
         time_s=time.monotonic(),
+        benchmarks=None if benchmarks is None else _size_and_time(benchmarks),
     )
+
+
+def _size_and_time(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _device_sample(device: Device) -> DeviceSample:

@@ -50,13 +50,15 @@ def read_remembered(paths: Paths) -> Remembered:
     return Remembered(**{one.name: plain[one.name] for one in fields(Remembered) if _is_sound(one.name, plain)})
 
 
-def write_remembered(paths: Paths, values: Remembered) -> None:
-    """Replace the file. That it cannot be written goes to the log: nothing of value is lost."""
+def write_remembered(paths: Paths, values: Remembered) -> bool:
+    """Replace the file; whether that was done. Why it cannot be goes to the log: nothing of value is lost."""
     try:
         private_directory(paths.state)
         write_new(remembered_file(paths), json.dumps(asdict(values), indent=2) + "\n", overwrite=True)
     except (OSError, RunnerError) as error:
         _log.warning("the interface's settings are not kept: %s", error)
+        return False
+    return True
 
 
 class Memory:
@@ -71,17 +73,17 @@ class Memory:
         self._writing = threading.RLock()  # of one thread: a signal may come while it writes
 
     def take(self, values: Remembered) -> bool:
-        """Note how things are now; whether there is something to write."""
-        self._wanted = values
-        return values != self._written
+        """Note how things are now; whether there is something to write, which there may be only after what a thread is
+        writing now."""
+        before, self._wanted = self._wanted, values
+        return values != before or values != self._written
 
     def write(self) -> None:
         """Write what was noted last, if it is not there yet. It waits for the disk."""
         with self._writing:
             wanted, before = asdict(self._wanted), asdict(self._written)
             changed = {name: value for name, value in wanted.items() if value != before[name]}
-            if changed:
-                write_remembered(self._paths, replace(read_remembered(self._paths), **changed))
+            if changed and write_remembered(self._paths, replace(read_remembered(self._paths), **changed)):
                 self._written = Remembered(**wanted)
 
 

@@ -19,6 +19,7 @@ from shapes import config_of
 
 from runner.backends import base, choose, llamacpp
 from runner.backends.base import Backend, Prefill, Step
+from runner.backends.llamacpp import backend as backend_module
 from runner.backends.llamacpp.backend import LlamaCppBackend
 from runner.backends.llamacpp.library import open_model
 from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
@@ -35,7 +36,7 @@ from runner.errors import (
 from runner.quant.gguf_file import read_header
 from runner.speculative.model_drafter import ModelDrafter
 from runner.speculative.suffix import SuffixDrafter
-from runner.types import CancelToken, ReadyModel
+from runner.types import CancelToken, Device, ReadyModel
 from tests.backends.cache_gguf import WINDOW, write_gemma3, write_mamba
 from tests.backends.cancelling import TimedCancel
 from tests.backends.conformance import (
@@ -484,6 +485,12 @@ def test_recurrent_layers_go_back_to_where_the_last_messages_end(
     monkeypatch.setattr(base, "FEW_READ_ANEW", 8)
     backend = load(recurrent)
     told = backend.memory().kv_cache_bytes - backend._buffers.get("KV", 0)
+    with monkeypatch.context() as on_gpu:
+        on_gpu.setattr(backend, "info", dataclasses.replace(backend.info, n_gpu_layers=1))
+        for in_ram, n_states in ((False, 1), (True, 3)):
+            gpu = Device(kind="metal", index=0, name="GPU", total_bytes=1, free_bytes=1, is_in_main_memory=in_ram)
+            on_gpu.setattr(backend_module, "devices", lambda gpu=gpu: (gpu,))
+            assert backend.memory().kv_cache_bytes - backend._buffers.get("KV", 0) == told * n_states // 3
     stop = min(backend.tokenizer.stop_ids)
     ids = [10 + 7 * i for i in range(100)]
     first = [*ids[:20], stop, *ids[20:24]]

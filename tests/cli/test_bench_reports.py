@@ -155,7 +155,15 @@ def test_without_arguments_the_last_run_is_compared_with_one_that_measured_the_s
     assert main(["bench", "compare", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["before"] == "like"
-    assert "Compared with like: 2 runs between them measured something else." in err
+    assert "Compared with like: no run since is more like it." in err
+    keep(of(FAST, id="elsewhere", machine=machine(device="NVIDIA H200", kind="cuda")), of(FAST, id="later"))
+    assert main(["bench", "compare", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["before"] == "now"
+    assert "Compared with now: no run since is more like it." in err
+    keep(dataclasses.replace(of(FAST), id="aborted", backends=()))
+    assert main(["bench", "compare"]) == 2
+    assert "The last run (aborted, demo) cannot be compared: it has no numbers." in capsys.readouterr().err
     keep(dataclasses.replace(prefill, id="alone", model="new"))
     assert main(["bench", "compare"]) == 2
     out, err = capsys.readouterr()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from runner.bench.store import append_run
+from runner.cli import app as app_module
 from runner.cli.app import COMMANDS, _load, main, new_app
 from runner.cli.command import Command
 from runner.paths import user_paths
@@ -106,7 +109,14 @@ def test_an_option_is_no_value_of_another(
     )
 
 
-@pytest.mark.parametrize(("word", "hint"), [("lst", "Did you mean list?"), ("rm", "Known names: delete, export, list")])
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("lst", "Did you mean list?"),
+        ("rm", "Known names: delete, export, list"),
+        ("help", "`runner sessions --help` lists"),
+    ],
+)
 def test_what_is_no_command_of_a_group_is_told_with_those_that_are(
     word: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,3 +187,10 @@ def test_a_path_from_a_working_directory_that_was_deleted_is_told_as_that(
     (tmp_path / "gone").rmdir()
     assert main(arguments) == 1
     assert capsys.readouterr().err == "error: The working directory was deleted.\nhint: Go to another: cd ~\n"
+    monkeypatch.setattr(app_module, "app", _on_a_full_disk)
+    assert main(arguments) == 1
+    assert "runner failed: OSError: [Errno 28] No space left on device" in capsys.readouterr().err
+
+
+def _on_a_full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -28,7 +28,7 @@ LONG = {"text": "word " * 4000, "token_s": 0.002}
 class NoWatch:
     """Stands in for the watch over the machine: its samples differ from run to run."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def start(self) -> None:

@@ -103,7 +103,7 @@ class StillEngine(ChatEngine):
 class StillWatch:
     """No thread: the test posts samples."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def start(self) -> None:

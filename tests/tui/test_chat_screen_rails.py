@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import threading
 from datetime import date, datetime
+from typing import Any
 
 import pytest
 from chat_stage import LONG, Stage, stage
 from live_samples import RAM_SAMPLE, machine
 from textual.widgets import Input, OptionList
+from waiting import PATIENCE_S
 
 from runner.bench.record import Bandwidth
 from runner.bench.store import append_run
@@ -19,6 +22,9 @@ from runner.measures import text_width
 from runner.paths import user_paths
 from runner.transcript import SessionSummary, Turn
 from runner.tui import app as app_module
+from runner.tui.machine_watch import MachineSample, take_sample
+from runner.tui.messages import LoadEnded
+from runner.tui.screens import side_desk
 from runner.tui.screens.ask_text import AskText
 from runner.tui.screens.confirm import Confirm
 from runner.tui.session_rows import about, day_name, grouped
@@ -31,6 +37,7 @@ from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
 from runner.tui.widgets.sessions_rail import SessionList, SessionsRail
 from runner.tui.widgets.transcript import Transcript
+from runner.tui.yardstick import LoadFacts, load_facts
 from tests.bench.bench_records import machine as bench_machine
 from tests.bench.bench_records import run
 
@@ -89,20 +96,38 @@ def test_a_model_that_was_unloaded_is_not_marked_as_loaded(stage: Stage) -> None
     stage.play("demo", act)
 
 
-def test_a_benchmark_of_another_terminal_reaches_the_rail(stage: Stage) -> None:
+def test_a_benchmark_of_another_terminal_reaches_the_rail(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(stage, "tides")  # so that it is not the first run
     history = user_paths().bench_history
+    is_read, may_end = threading.Event(), threading.Event()
 
     async def act(on: Stage) -> None:
+        def now() -> MachineSample:
+            return dataclasses.replace(machine(RAM_SAMPLE), benchmarks=take_sample((), (), history).benchmarks)
+
         def is_told(words: str) -> bool:
-            on.app.post_message(app_module._MachineSeen(machine(RAM_SAMPLE)))
+            on.app.post_message(app_module._MachineSeen(now()))
             return any(words in row for row in strips(on))
+
+        def facts_read_slowly(*about: Any) -> LoadFacts:
+            facts = load_facts(*about)
+            is_read.set()
+            assert may_end.wait(PATIENCE_S)
+            return facts
 
         await on.ready()
         await on.until(lambda: is_told("run bench"), "nothing is said of the bandwidth")
         here = bench_machine(kind="cpu", device=devices()[-1].name, bandwidth=Bandwidth(bytes_s=20e9, method="read"))
         append_run(history, run(machine=here))
         await on.until(lambda: is_told("20.0 GB/s"), "it is not noticed")
+        monkeypatch.setattr(side_desk, "load_facts", facts_read_slowly)
+        on.chat.sides.on_engine(LoadEnded("ready", "demo", on.chat.engine.loaded))
+        await on.until(is_read.is_set, "the facts are not read anew")
+        faster = dataclasses.replace(here, bandwidth=Bandwidth(bytes_s=40e9, method="read"))
+        append_run(history, run(machine=faster))
+        on.chat.on_machine(now())
+        may_end.set()
+        await on.until(lambda: is_told("40.0 GB/s"), "one that ends while a model's facts are read is not noticed")
 
     stage.play("demo", act)
 
@@ -164,7 +189,11 @@ def test_a_chat_that_another_program_deleted_leaves_the_list_once_it_is_picked_o
         await on.until(lambda: any("There is no chat" in one.message for one in on.app._notifications))
         await on.until(lambda: len(rows(on)) == 2, "it is still listed")
         on.store.delete([last])
-        await on.pilot.press("f7", "f7")
+        await on.pilot.press("f7")
+        await on.app.workers.wait_for_complete()
+        await on.pilot.pause()
+        assert len(rows(on)) == 2, "it is read as the rail goes"
+        await on.pilot.press("f7")
         await on.until(lambda: len(rows(on)) < 2, "it is still listed")
 
     stage.play(stage.script("Hi."), act)

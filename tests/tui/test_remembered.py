@@ -7,7 +7,8 @@ import stat
 
 import pytest
 
-from runner.paths import user_paths
+from runner.paths import Paths, user_paths
+from runner.tui import remembered
 from runner.tui.remembered import Memory, Remembered, read_remembered, remembered_file, write_remembered
 
 OTHER = Remembered(theme="runner-light", left_rail=False, right_rail=False, tint=False)
@@ -53,9 +54,34 @@ def test_of_two_interfaces_each_writes_what_was_chosen_in_it() -> None:
     assert read_remembered(paths) == Remembered(tint=False)
 
 
-def test_a_directory_that_cannot_be_written_ends_nothing() -> None:
+def test_what_is_chosen_back_while_the_disk_is_slow_is_written_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = user_paths()
+    memory = Memory(paths)
+    before = memory.known
+
+    def chosen_back_meanwhile(paths: Paths, values: Remembered) -> bool:
+        monkeypatch.setattr(remembered, "write_remembered", write_remembered)
+        assert memory.take(before)
+        return write_remembered(paths, values)
+
+    monkeypatch.setattr(remembered, "write_remembered", chosen_back_meanwhile)
+    assert memory.take(OTHER)
+    memory.write()
+    assert read_remembered(paths) == OTHER
+    memory.write()
+    assert read_remembered(paths) == before
+    assert not memory.take(before)
+
+
+def test_a_directory_that_cannot_be_written_ends_nothing_and_is_tried_again() -> None:
     paths = user_paths()
     paths.state.parent.mkdir(parents=True)
     paths.state.write_text("a file where the directory should be")
-    write_remembered(paths, OTHER)
+    memory = Memory(paths)
+    assert memory.take(OTHER)
+    memory.write()
     assert read_remembered(paths) == Remembered()
+    paths.state.unlink()
+    assert memory.take(OTHER)
+    memory.write()
+    assert read_remembered(paths) == OTHER

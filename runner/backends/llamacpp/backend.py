@@ -34,6 +34,7 @@ from runner.backends.llamacpp.threads import Threads
 from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
 from runner.errors import RunnerError, UnsupportedModel
+from runner.machine import devices
 from runner.quant.gguf_file import GgufHeader, read_header
 from runner.sampling import Constraint
 from runner.speculative.rounds import decode
@@ -213,7 +214,8 @@ class LlamaCppBackend(Backend):
     def memory(self) -> MemoryUse:
         """As llama.cpp reported its buffers while it made them, with the states that will be put aside."""
         buffers = self._buffers
-        n_states = 1 if self.info.n_gpu_layers else 1 + MOST_SAVED  # those put aside are in main memory
+        in_ram = not self.info.n_gpu_layers or any(device.is_in_main_memory for device in devices())
+        n_states = 1 + MOST_SAVED if in_ram else 1  # those put aside are in main memory
         kv = buffers.get("KV", 0) + n_states * buffers.get("RS", 0)
         weights = buffers.get("model", 0) or int(llama_cpp.llama_model_size(self._model))
         return MemoryUse(

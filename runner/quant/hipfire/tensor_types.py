@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runner.quant.mq.mq4_hipfire import decode_blocks, nibbles
+from runner.quant.mq.mq4_hipfire import HIPFIRE_NAME, decode_blocks, nibbles
 from runner.quant.mq.rotation import unrotate
 
 F16, F32, Q8_0, HFQ4_G256, HFQ4_G128, HFQ6_G256, MQ4_G256, MQ8_G256, MQ6_G256, BF16 = 1, 2, 3, 6, 7, 8, 13, 14, 15, 16
@@ -152,7 +152,7 @@ TYPES: Final[Mapping[int, TensorType]] = MappingProxyType(
             _affine(HFQ4_G256, "HFQ4-G256", (256, 136), decode_blocks, bits=4, rotated=False),
             _affine(HFQ4_G128, "HFQ4-G128", (128, 72), decode_blocks, bits=4, rotated=False),
             _affine(HFQ6_G256, "HFQ6-G256", (256, 200), _mq6, bits=6, rotated=False),
-            _affine(MQ4_G256, "MQ4-G256", (256, 136), decode_blocks, bits=4, rotated=True),
+            _affine(MQ4_G256, HIPFIRE_NAME, (256, 136), decode_blocks, bits=4, rotated=True),
             _affine(MQ8_G256, "MQ8-G256", (256, 258), _int8, bits=8, rotated=True),
             _affine(MQ6_G256, "MQ6-G256", (256, 200), _mq6, bits=6, rotated=True),
             _affine(MQ4_G256_V2, "MQ4-G256-V2", (256, 136), _mq4_v2, bits=4, rotated=True),

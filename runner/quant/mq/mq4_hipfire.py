@@ -16,6 +16,7 @@ from torch import Tensor
 from runner.errors import UnsupportedModel
 from runner.quant.mq.tensor_format import Encoded, Part
 
+HIPFIRE_NAME: Final = "MQ4-G256"  # what hipfire calls it
 BLOCK_WEIGHTS: Final = 256
 BLOCK_BYTES: Final = 136
 _HEADER_BYTES: Final = 8

@@ -21,7 +21,7 @@ from runner.quant.architectures.experts import with_experts
 from runner.quant.mq.basis import config_changes, stored_rotation
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.manifest import PLAIN_FORMATS, Rotation
-from runner.quant.mq.mq4_hipfire import BLOCK_WEIGHTS, MQ4_HIPFIRE
+from runner.quant.mq.mq4_hipfire import BLOCK_WEIGHTS, HIPFIRE_NAME, MQ4_HIPFIRE
 from runner.quant.mq.recipe import KEEP, Recipe, Rule
 from runner.quant.mq.rotation import LARGEST, rotation_size
 from runner.quant.mq.tensor_format import Part
@@ -31,7 +31,6 @@ from runner.quant.weights import EMBEDDINGS, OUTPUT, Weights, check_count
 PLAIN_TYPES: Final[Mapping[str, torch.dtype]] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _KEPT_AS: Final[Mapping[str, str]] = {"F64": "f32", "F32": "f32", "F16": "f16", "BF16": "bf16"}
 _LOSSLESS_BITS: Final = 16
-_HIPFIRE_TYPE: Final = "MQ4-G256"  # what hipfire calls mq4-hipfire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +271,7 @@ def _of_source(weights: Weights, tensors: tuple[TensorPlan, ...], rotation: Rota
 
 def _stays(tensor: TensorPlan, weights: Weights) -> bool:
     """Whether its bits are taken over from one of hipfire's files (hipfire/producer.py)."""
-    is_there = weights.types[tensor.name] == _HIPFIRE_TYPE
+    is_there = weights.types[tensor.name] == HIPFIRE_NAME
     return is_there and tensor.format == MQ4_HIPFIRE.name and tensor.input_rotation == BLOCK_WEIGHTS
 
 

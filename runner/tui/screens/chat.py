@@ -55,7 +55,6 @@ class ChatScreen(ChatSurface):
         super().__init__(services, chat_engine, jobs)
         self._memory = PromptMemory(services.paths.prompt_history if services.store else None)
         self._interrupted_at = float("-inf")
-        self._is_left = False  # for another mode, not for a dialog
 
     def on_mount(self) -> None:
         self.sides.show()
@@ -67,15 +66,11 @@ class ChatScreen(ChatSurface):
         self.sides.read_models()
         self.in_thread(self._memory.read, self.box.prompt.set_history)
 
-    def on_screen_suspend(self) -> None:
-        self._is_left = self not in self.app.screen_stack
-
-    def on_screen_resume(self) -> None:
-        """Models and chats may have come and gone since the mode was last looked at."""
-        if self._is_left:
-            self._read_left_rail()
+    def on_coming_back(self) -> None:
+        self._read_left_rail()
 
     def _read_left_rail(self) -> None:
+        """Models and chats may have come and gone."""
         self.sides.read_models()
         self.sessions.refresh()
 
@@ -227,8 +222,8 @@ class ChatScreen(ChatSurface):
         self.settings.open()
 
     def action_left_rail(self) -> None:
-        self.sides.toggle("left")
-        self._read_left_rail()
+        if self.sides.toggle("left"):
+            self._read_left_rail()
 
     def action_right_rail(self) -> None:
         self.sides.toggle("right")

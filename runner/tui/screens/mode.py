@@ -35,6 +35,7 @@ class ModeScreen(Screen[None]):
     mode_name: ClassVar[str] = ""
     pace: Pace | None = None  # the app's; None: frames go when they are made
     _is_withheld = False
+    _was_in_another_mode = False  # when it was last left: a dialog leaves it what is looked at
 
     def compose(self) -> ComposeResult:
         yield TitleBar(self.mode_name)
@@ -44,6 +45,16 @@ class ModeScreen(Screen[None]):
     def body(self) -> ComposeResult:
         """The widgets between the two bars."""
         yield Widget()
+
+    def on_screen_suspend(self) -> None:
+        self._was_in_another_mode = self not in self.app.screen_stack
+
+    def on_screen_resume(self) -> None:
+        if self._was_in_another_mode:
+            self.on_coming_back()
+
+    def on_coming_back(self) -> None:
+        """It is looked at again after another mode: other programs may have made and deleted what it lists."""
 
     def _compositor_refresh(self) -> None:
         """Textual's way to the terminal. What is not shown stays marked as changed, and goes with the next frame."""

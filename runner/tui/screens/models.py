@@ -84,7 +84,6 @@ class ModelsScreen(ModelsReading):
         self._first_marked: CatalogRow | None = None
         self._waiting: Timer | None = None  # while the cursor may only be passing over a row
         self._at_rest: frozenset[tuple[str, str]] = frozenset()
-        self._is_left = False  # for another mode, not for a dialog
 
     def body(self) -> ComposeResult:
         with Horizontal(id="filter-bar"):
@@ -103,13 +102,8 @@ class ModelsScreen(ModelsReading):
         self._jobs.find_unfinished()
         self._read()
 
-    def on_screen_suspend(self) -> None:
-        self._is_left = self not in self.app.screen_stack
-
-    def on_screen_resume(self) -> None:
-        """Other programs may have fetched and deleted models since the mode was last looked at."""
-        if self._is_left:
-            self._read()
+    def on_coming_back(self) -> None:
+        self._read()
 
     @property
     def table(self) -> ModelTable:

@@ -5,7 +5,6 @@ Where there is no room for a rail beside the transcript, it opens over it. It kn
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from runner.inventory import LocalModel, local_models
@@ -34,7 +33,8 @@ class SideDesk:
         self._jobs = jobs
         self._n_done = 0
         self._yardstick: Yardstick | None = None
-        self._benchmarks: tuple[int, int] | None = None  # what tells the history from the one that was read
+        self._benchmarks: tuple[int, int] | None = None  # MachineSample.benchmarks, as it was last
+        self._benchmarks_read: tuple[int, int] | None = None  # the same when the yardstick was read, or earlier
         self.is_open: dict[Side, bool] = {"left": left, "right": right}
 
     # --- folding ---------------------------------------------------------------------------------------------------
@@ -53,8 +53,8 @@ class SideDesk:
         """Whether a rail lies over the transcript."""
         return self._is_cramped and (self._chat.has_class("-over-left") or self._chat.has_class("-over-right"))
 
-    def toggle(self, side: Side) -> None:
-        """Show or fold a rail; the left one gets the focus when it comes."""
+    def toggle(self, side: Side) -> bool:
+        """Show or fold a rail; the left one gets the focus when it comes. Gives whether it is shown now."""
         if self._is_cramped:
             is_shown = not self._chat.has_class(f"-over-{side}")
             self._chat.set_class(is_shown, f"-over-{side}")
@@ -67,6 +67,7 @@ class SideDesk:
             self._chat.focus_prompt()
         elif self._is_cramped or side == "left":
             self._focus(side)
+        return is_shown
 
     def close_overlay(self) -> None:
         """Fold the rail that lies over the transcript."""
@@ -98,6 +99,7 @@ class SideDesk:
     def on_machine(self, sample: MachineSample) -> None:
         self._chat.query_one(LiveRail).on_machine(sample)
         self._chat.query_one(StatusLine).on_machine(sample)
+        self._benchmarks = sample.benchmarks
         self._look_for_benchmarks()
 
     def on_jobs(self, jobs: tuple[Job, ...]) -> None:
@@ -130,7 +132,8 @@ class SideDesk:
         engine, paths = self._chat.engine, self._chat.services.paths
         model, loaded, options = engine.model, engine.loaded, engine.options
         if loaded is not None:
-            self._benchmarks = _size_and_time(paths.bench_history)
+            self._yardstick = None  # until its own is known: what is measured meanwhile is looked at then
+            self._benchmarks_read = self._benchmarks
             self._chat.in_thread(lambda: load_facts(paths, model, loaded, options), self._show_facts, group="facts")
 
     def _show_facts(self, facts: LoadFacts) -> None:
@@ -146,21 +149,12 @@ class SideDesk:
         paths, loaded, stick = self._chat.services.paths, self._chat.engine.loaded, self._yardstick
         if loaded is None or stick is None:
             return
-        found = _size_and_time(paths.bench_history)
-        if found == self._benchmarks:
+        if self._benchmarks == self._benchmarks_read:
             return
-        self._benchmarks = found
+        self._benchmarks_read = self._benchmarks
 
         def show(measured: Yardstick) -> None:
             if self._yardstick is stick:  # else another model was loaded meanwhile, and is known better
                 self._show_yardstick(measured)
 
         self._chat.in_thread(lambda: measured_since(stick, paths, loaded), show, group="benchmarks")
-
-
-def _size_and_time(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
