@@ -27,14 +27,9 @@ from runner.kernels.fragment_products import half_tables_of_lanes
 from runner.kernels.fragments import BLOCK, TILE
 from runner.kernels.gemv_fragments import loaded_tiles, rows_of_sums, step_of_blocks
 from runner.kernels.grids import half_tables, table
-from runner.kernels.moe_fragments import (
-    PAIRS_WARPS,
-    GemvFragmentsOfExperts,
-    add_slots,
-    check_apart,
-    operands_to_try,
-)
+from runner.kernels.moe_fragments import PAIRS_WARPS, GemvFragmentsOfExperts, check_apart, operands_to_try
 from runner.kernels.moe_groups import Groups, block_of, group_pairs
+from runner.kernels.moe_slots import add_slots
 from runner.kernels.values import (
     MOST_ROWS,
     OPTIONS,

@@ -5,7 +5,7 @@ order of gemv_steps.py. Nothing is shared between rows, so a row has the same bi
 computes 16 columns of one pair, of gate and up beside each other, and hands them to an epilogue; one of `_sum` 16
 columns of all slots of a row, each times its weight, and adds their sum to the residual stream; its weights, which
 depend on the experts alone, are on their way before the kernel before it has ended. Where rows share enough experts,
-moe_blocks.py multiplies them, in the same order of summation, and `_add_slots` does what is left of `_sum`.
+moe_blocks.py multiplies them, in the same order of summation, and moe_slots.py does what is left of `_sum`.
 
 The rows of expert e are those of the weights from e * N on, N a multiple of 16, and none of them are in pairs. The
 references are in moe_matmul.py.
@@ -26,12 +26,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from runner.kernels import moe_pairs
 from runner.kernels.compile import Variant
-from runner.kernels.epilogues import ACTIVATIONS, p_squares, p_store
-from runner.kernels.fragment_products import ZEROS, half_tables_of_lanes, sum_by_halves
+from runner.kernels.epilogues import ACTIVATIONS
+from runner.kernels.fragment_products import ZEROS, half_tables_of_lanes
 from runner.kernels.fragments import TILE, activation_rows, activations_ref, to_fragments
 from runner.kernels.gemv_steps import all_steps, begun_steps, begun_x, row_sums
 from runner.kernels.grids import half_tables, table
 from runner.kernels.layouts import random_matrix
+from runner.kernels.moe_slots import added_slots, slots_at_once, slots_of_round, store_row
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import (
     GROUP,
@@ -41,7 +42,6 @@ from runner.kernels.values import (
     has_pdl,
     is_nvidia,
     moved,
-    next_power_of_2,
     pdl_option,
     register_option,
 )
@@ -94,27 +94,6 @@ def _pairs_of_fragments(
 
 
 @triton.jit
-def _slots(row, round, K: tl.constexpr, V: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of a round's V slots, each for COLUMNS numbers: which are there, and their pairs, or else the row's first one."""
-    slot = round * V + tl.arange(0, V * COLUMNS) // COLUMNS
-    return slot < K, row * K + tl.where(slot < K, slot, 0)
-
-
-@triton.jit
-def _added_slots(total, y, share, is_there, V: tl.constexpr):
-    """total [16] plus the sum over a round's slots of share * y, all [V * 16]."""
-    return total + sum_by_halves(tl.reshape(tl.where(is_there, y * share, 0.0), (V, 16)), V, 16)
-
-
-@triton.jit
-def _store_row(total, h, parts, row, tile, N, n_tiles):
-    """A row's 16 columns [16] of the stream and the sum of their squares."""
-    rows, n = row + tl.arange(0, 1), tile * 16 + tl.arange(0, 16)
-    p_store(h, total[None, :], rows, rows >= 0, n, n >= 0, N)
-    p_squares(total[None, :], parts, rows, rows >= 0, n >= 0, tile, n_tiles)
-
-
-@triton.jit
 def _sum_of_fragments(
     packed, high, scale, row_scale, levels, halves, x, notes, experts, weights, h, bias, parts, N, n_tiles,
     HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, P: tl.constexpr,
@@ -129,7 +108,7 @@ def _sum_of_fragments(
     # Every warp asks for its own and nothing else, since all programs ask one slice of that cache.
     begun = ()
     for r in tl.static_range(ROUNDS):
-        is_there, pair = _slots(row, r, K, V, 1)
+        is_there, pair = slots_of_round(row, r, K, V, 1)
         place = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64)[:, None] * (N // 16) + tile
         p = (tl.where(is_there, 0, P) if K % V else 0 * pair)[:, None]
         of_words, of_tops, of_codes = packed + place * (P * 128), high + place * (P * 128), scale + place * (P * 32)
@@ -144,11 +123,11 @@ def _sum_of_fragments(
     found = ()
     for r in tl.static_range(ROUNDS):
         of_words, of_tops, of_codes, p, waiting = begun[r]
-        _, of_slot = _slots(row, r, K, V, 16)
+        _, of_slot = slots_of_round(row, r, K, V, 16)
         at = tl.load(experts + of_slot).to(tl.int64) * N + (tile * 16 + tl.arange(0, V * 16) % 16)
         factor = 0.5 * tl.load(row_scale + at)
         share = tl.load(weights + of_slot)
-        _, pair = _slots(row, r, K, V, 1)
+        _, pair = slots_of_round(row, r, K, V, 1)
         of_x, of_notes = x + pair[:, None].to(tl.int64) * (P * 16), notes + pair[:, None].to(tl.int64) * (P * 4)
         asked = begun_x(of_x, of_notes, p, P, FORMAT, 1, DEPTH, STEPS, NVIDIA, PDL, MASKED)
         acc = all_steps(
@@ -161,24 +140,9 @@ def _sum_of_fragments(
         y = row_sums(acc, V, 1) * factor
         if HAS_BIAS:
             y += tl.load(bias + at).to(tl.float32)
-        is_there, _ = _slots(row, r, K, V, 16)
-        total = _added_slots(total, y, share, is_there, V)
-    _store_row(total, h, parts, row, tile, N, n_tiles)
-
-
-@triton.jit
-def _add_slots(y, weights, h, parts, N, n_tiles, K: tl.constexpr, V: tl.constexpr, PDL: tl.constexpr):
-    """_sum_of_fragments behind its products y [M * K, N], bias included."""
-    row, tile = tl.program_id(0), tl.program_id(1)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    total = tl.load(h + row.to(tl.int64) * N + tile * 16 + tl.arange(0, 16))
-    for r in tl.static_range((K + V - 1) // V):
-        is_there, pair = _slots(row, r, K, V, 16)
-        products = tl.load(y + pair.to(tl.int64) * N + tile * 16 + tl.arange(0, V * 16) % 16)
-        total = _added_slots(total, products, tl.load(weights + pair), is_there, V)
-    _store_row(total, h, parts, row, tile, N, n_tiles)
+        is_there, _ = slots_of_round(row, r, K, V, 16)
+        total = added_slots(total, y, share, is_there, V)
+    store_row(total, h, parts, row, tile, N, n_tiles)
 
 
 def check_apart(x: Int8Fragments, w: PackedMatrix) -> None:
@@ -229,7 +193,7 @@ class GemvFragmentsOfExperts:
         """h [M, N] += the sum over slots of weight * (product + bias); parts [M, n_sum_tiles]: of the new squares."""
         n_rows, k = self.experts.shape
         assert self.x.num_rows == n_rows * k
-        at_once, pdl, n_pairs = _slots_at_once(k), has_pdl(h), self.w.packed.shape[1]
+        at_once, pdl, n_pairs = slots_at_once(k), has_pdl(h), self.w.packed.shape[1]
         _sum_of_fragments[(n_rows, self.n_sum_tiles)](
             *self._operands(), self.experts, weights, h, h if bias is None else bias, parts,
             self.num_rows, self.n_sum_tiles,
@@ -242,17 +206,6 @@ class GemvFragmentsOfExperts:
         w, device = self.w, self.w.packed.device
         high = w.packed if w.high is None else w.high
         return w.packed, high, w.scale, w.row_scale, table(device), half_tables(device), self.x.words, self.x.notes
-
-
-def add_slots(y: Tensor, weights: Tensor, h: Tensor, parts: Tensor) -> None:
-    """What GemvFragmentsOfExperts.sum does, of products that are there, y [M * k, N] float32, bias included."""
-    (n_rows, k), n, pdl = weights.shape, h.shape[1], has_pdl(h)
-    assert y.shape == (n_rows * k, n)
-    assert n % TILE == 0
-    assert y.dtype == torch.float32
-    _add_slots[(n_rows, n // TILE)](
-        y, weights, h, parts, n, n // TILE, K=k, V=_slots_at_once(k), PDL=pdl, num_warps=1, **pdl_option(pdl), **OPTIONS
-    )  # fmt: skip
 
 
 def multiplies_experts(w: PackedMatrix, k: int) -> bool:
@@ -303,14 +256,9 @@ _PAIRS_DEPTH: Final = 4
 _MOST_REGISTERS, _MOST_SLOTS = 128, 16
 
 
-def _slots_at_once(k: int) -> int:
-    """Slots of a round, a warp each: two programs of eight have all registers of a multiprocessor."""
-    return min(8, next_power_of_2(k))
-
-
 def _sum_depth(form: str, k: int) -> int:
     """Steps on their way; a third would spill, of mq6 or where those of two rounds are."""
-    return 2 if form == "mq6" or k > _slots_at_once(k) else 3
+    return 2 if form == "mq6" or k > slots_at_once(k) else 3
 
 
 def variants() -> Iterator[Variant]:
@@ -333,9 +281,9 @@ def variants() -> Iterator[Variant]:
                     "n_tiles": "i32",
                 },
                 constants={
-                    **common, "HAS_BIAS": k == 4, "K": k, "V": _slots_at_once(k), "DEPTH": _sum_depth(form, k),
+                    **common, "HAS_BIAS": k == 4, "K": k, "V": slots_at_once(k), "DEPTH": _sum_depth(form, k),
                 },
-                num_warps=_slots_at_once(k),
+                num_warps=slots_at_once(k),
                 num_stages=1,
                 has_pdl=True,
                 is_nvidia_only=True,
@@ -355,15 +303,3 @@ def variants() -> Iterator[Variant]:
                 has_pdl=True,
                 is_nvidia_only=True,
             )  # fmt: skip
-    for k in (4, 9):
-        yield Variant(
-            name=f"moe_fragments add {k}",
-            kernel=_add_slots,
-            signature={
-                **dict.fromkeys(("y", "weights", "h", "parts"), "*fp32"), "N": "i32:16", "n_tiles": "i32"
-            },
-            constants={"K": k, "V": _slots_at_once(k)},
-            num_warps=1,
-            has_pdl=True,
-            is_nvidia_only=True,
-        )  # fmt: skip

@@ -25,12 +25,13 @@ from runner.kernels.epilogues import ACTIVATIONS
 from runner.kernels.fragments import TILE
 from runner.kernels.matmul import Activation, dense_rows, gate_ref
 from runner.kernels.moe_blocks import BlocksOfExperts
-from runner.kernels.moe_fragments import PAIRS_WARPS, GemvFragmentsOfExperts, add_slots
+from runner.kernels.moe_fragments import PAIRS_WARPS, GemvFragmentsOfExperts
 from runner.kernels.moe_gemm import Gemm
 from runner.kernels.moe_gemv import Gemv
 from runner.kernels.moe_groups import Groups, group_pairs
 from runner.kernels.moe_int8 import Int8OfExperts
 from runner.kernels.moe_pairs import gate_pairs, store_pairs
+from runner.kernels.moe_slots import add_slots
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import (
     MOST_ROWS,

@@ -214,9 +214,10 @@ class LlamaCppBackend(Backend):
     def memory(self) -> MemoryUse:
         """As llama.cpp reported its buffers while it made them, with the states that will be put aside."""
         buffers = self._buffers
-        in_ram = not self.info.n_gpu_layers or any(device.is_in_main_memory for device in devices())
-        n_states = 1 + MOST_SAVED if in_ram else 1  # those put aside are in main memory
-        kv = buffers.get("KV", 0) + n_states * buffers.get("RS", 0)
+        kv, state = buffers.get("KV", 0), buffers.get("RS", 0)
+        if state:
+            in_ram = not self.info.n_gpu_layers or any(device.is_in_main_memory for device in devices())
+            kv += (1 + MOST_SAVED if in_ram else 1) * state  # those put aside are in main memory
         weights = buffers.get("model", 0) or int(llama_cpp.llama_model_size(self._model))
         return MemoryUse(
             weights_bytes=weights,
