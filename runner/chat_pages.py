@@ -45,7 +45,7 @@ class Totals:
     def add(self, finished: Finished) -> None:
         self.n_answers += 1
         self.completion_tokens += finished.timings.completion_tokens
-        self.n_timed += max(0, finished.timings.completion_tokens - 1)  # the first one belongs to the prefill
+        self.n_timed += finished.timings.timed_tokens
         self.decode_s += finished.timings.decode_s
         self.last = finished
 

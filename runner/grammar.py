@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ from runner.config import GRAMMAR_NAMES, Grammar, GrammarKind
 from runner.errors import BackendUnavailable, BadGrammar, RunnerError, UnsupportedModel
 from runner.gbnf import to_lark
 from runner.sampling import Mask
+from runner.schema_patterns import TooManyPartsError, has_more_patterns
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -33,6 +35,8 @@ _OPTIONS: Final = '\n%llguidance {"no_forcing": true}\n'
 # Of names of properties, too: written otherwise, a name would be another property to the schema, and not to its reader.
 _JSON_ESCAPES: Final = 'nrbtf\\"'
 _LONGEST_ROW: Final = 20_000  # what may stand at one place: alternatives of a grammar of words, optional properties
+_MOST_PATTERNS: Final = 8  # that hold for one string: as many take milliseconds; 13 took seconds, 16 would take minutes
+_JSON_IN_LARK: Final = re.compile(r"%json\s*(?=\{)")
 _AT: Final = re.compile(r"(?s)(?:at )?(\d+)\((\d+)\): (.*?)(?=\n +\d+ \| |$)")
 
 
@@ -187,6 +191,9 @@ def _source(grammar: Grammar) -> str:
                 raise _refused(grammar, str(error)) from error
         case "lark":
             lark = grammar.text
+            for begin in _JSON_IN_LARK.finditer(lark):
+                with suppress(ValueError):  # which llguidance tells with its line
+                    _check_patterns(grammar, json.JSONDecoder().raw_decode(lark, begin.end())[0])
     return str(matcher.grammar_from_lark(lark + _OPTIONS))
 
 
@@ -206,11 +213,28 @@ def _schema(grammar: Grammar) -> str:
         raise _refused(grammar, "it is no object")
     if _mixes_dialects(plain):
         raise _refused(grammar, "additionalItems beside prefixItems (items says what follows these)")
+    _check_patterns(grammar, plain)
     own = plain.get("x-guidance", {})
     if not isinstance(own, dict):
         raise _refused(grammar, "x-guidance is no object")
     ours = {"whitespace_pattern": _JSON_SPACE, "json_allowed_escapes": _JSON_ESCAPES}
     return json.dumps({**plain, "x-guidance": {**ours, **own}})
+
+
+def _check_patterns(grammar: Grammar, schema: object) -> None:
+    """Raise BadGrammar for a schema of which it would take long to find out whether anything matches it."""
+    try:
+        is_too_much = isinstance(schema, dict) and has_more_patterns(schema, _MOST_PATTERNS)
+    except (TooManyPartsError, RecursionError) as error:
+        raise _refused(
+            grammar, "it is too large" if isinstance(error, TooManyPartsError) else "it is nested too deeply"
+        ) from error
+    if is_too_much:
+        raise BadGrammar(
+            f"The {GRAMMAR_NAMES[grammar.kind]} cannot be used: more than {_MOST_PATTERNS} patterns and formats hold "
+            "for one string.",
+            hint="Write several of them as one pattern.",
+        )
 
 
 def _mixes_dialects(schema: object) -> bool:

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Final
 
 from runner.backends.base import Tokenizer
 from runner.config import ChatOptions
@@ -19,18 +20,26 @@ from runner.types import Message, ModelInfo
 
 _MAX_CONTENT_CHARS = MAX_CHARS * 9 // 10  # the rest is for what templates write around the messages
 
+# To encode 4 MB takes seconds in which the engine hears nothing, and is ended for it. A text that may be too long for
+# the context is read in parts, until it certainly is.
+_LONG: Final = 6  # characters a token: few texts have so many that fit
+_PART: Final = 2**16  # characters
+_SLACK: Final = 256  # tokens that a cut may add: no more than the token that it cuts has bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """ids: what the backend computes. dropped: messages left out so that the rest fits, oldest first.
 
-    is_in_reasoning: the template has already opened the model's thought.
+    is_in_reasoning: the template has already opened the model's thought. is_whole: else the ids are of its beginning,
+    which is too long for the context by itself.
     """
 
     ids: tuple[int, ...]
     dropped: tuple[Message, ...]
     markers: ReasoningMarkers | None
     is_in_reasoning: bool
+    is_whole: bool = True
 
 
 def build_prompt(
@@ -43,7 +52,7 @@ def build_prompt(
     if not messages:
         raise UsageError("There is no message to answer.")
     if options.raw:
-        return _checked(_raw_prompt(messages, tokenizer), info, len(messages))
+        return _checked(_raw_prompt(messages, info, tokenizer), info, len(messages))
     markers = reasoning_markers(info.chat_template)
 
     def build(kept: Sequence[Message]) -> Prompt:
@@ -58,9 +67,11 @@ def build_prompt(
     return _with_dropped_turns(messages, build, info, room)
 
 
-def _raw_prompt(messages: Sequence[Message], tokenizer: Tokenizer) -> Prompt:
-    ids = _with_bos(tokenizer.encode(messages[-1].content, parse_special=True), tokenizer)
-    return Prompt(ids=tuple(ids), dropped=(), markers=None, is_in_reasoning=False)
+def _raw_prompt(messages: Sequence[Message], info: ModelInfo, tokenizer: Tokenizer) -> Prompt:
+    ids, is_whole = _encoded([(messages[-1].content, True)], info, tokenizer)
+    return Prompt(
+        ids=tuple(_with_bos(ids, tokenizer)), dropped=(), markers=None, is_in_reasoning=False, is_whole=is_whole
+    )
 
 
 def _template_prompt(
@@ -83,15 +94,33 @@ def _template_prompt(
         think=options.think,
         control_tokens=tokenizer.control_tokens,
     )
-    ids: list[int] = []
-    for piece in rendered.pieces:
-        ids.extend(tokenizer.encode(piece.text, parse_special=not piece.is_content))
+    ids, is_whole = _encoded([(piece.text, not piece.is_content) for piece in rendered.pieces], info, tokenizer)
     return Prompt(
         ids=tuple(_with_bos(ids, tokenizer)),
         dropped=(),
         markers=markers,
         is_in_reasoning=markers is not None and starts_in_reasoning(rendered.text, markers),
+        is_whole=is_whole,
     )
+
+
+def _encoded(texts: Sequence[tuple[str, bool]], info: ModelInfo, tokenizer: Tokenizer) -> tuple[list[int], bool]:
+    """The ids of texts, each with whether it may hold control tokens, and whether these are all of them.
+
+    They are not where already so many are more than the context holds.
+    """
+    if sum(len(text) for text, _ in texts) > max(_PART, _LONG * info.n_ctx):
+        ids: list[int] = []
+        n_cuts = 0
+        for text, parse_special in texts:
+            for begin in range(0, len(text), _PART):
+                ids += tokenizer.encode(text[begin : begin + _PART], parse_special=parse_special)
+                n_cuts += begin > 0
+                if len(ids) - n_cuts * _SLACK > info.n_ctx:
+                    return ids, False
+    return [
+        token for text, parse_special in texts for token in tokenizer.encode(text, parse_special=parse_special)
+    ], True
 
 
 def _with_bos(ids: list[int], tokenizer: Tokenizer) -> list[int]:
@@ -133,7 +162,8 @@ def _sentence(remedies: Sequence[str]) -> str:
 
 def _checked(prompt: Prompt, info: ModelInfo, n_messages: int) -> Prompt:
     if len(prompt.ids) >= info.n_ctx:
-        raise _overflow(f"{len(prompt.ids)} tokens", info, n_messages)
+        size = f"{len(prompt.ids)} tokens" if prompt.is_whole else f"more than {info.n_ctx} tokens"
+        raise _overflow(size, info, n_messages)
     return prompt
 
 

@@ -14,6 +14,7 @@ class Timings:
     """What one request took so far.
 
     prompt_tokens counts the whole prompt, cached_tokens the part of it found in the KV cache.
+    written_tokens: those of completion_tokens that were written for the model, such as the end of a thought.
     ttft_s: from the request to the first token. prefill_s: computing the uncached prompt, up to the first token.
     decode_s: from the first token to the last (t_last - t_first). total_s: from the request to now.
     """
@@ -21,6 +22,7 @@ class Timings:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    written_tokens: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
     ttft_s: float | None = None
@@ -37,8 +39,13 @@ class Timings:
 
     @property
     def decode_tok_s(self) -> float | None:
-        """(n - 1) / (t_last - t_first): the first token belongs to the prefill."""
-        return (self.completion_tokens - 1) / self.decode_s if self.decode_s > 0 else None
+        """(n - 1) / (t_last - t_first), of n that the model decoded: the first one belongs to the prefill."""
+        return self.timed_tokens / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def timed_tokens(self) -> int:
+        """How many decode_s is of."""
+        return max(0, self.completion_tokens - self.written_tokens - 1)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -82,6 +89,7 @@ class Stopwatch:
         self._prompt_tokens = prompt_tokens
         self._cached = 0
         self._completion = 0
+        self._written = 0
         self._drafted = 0
         self._accepted = 0
         self._first: float | None = None
@@ -105,6 +113,7 @@ class Stopwatch:
     def written(self) -> None:
         """A token of the completion that was not sampled: the end that was written for a thought."""
         self._completion += 1
+        self._written += 1
 
     def timings(self, now: float) -> Timings:
         first = self._first
@@ -112,6 +121,7 @@ class Stopwatch:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached,
             completion_tokens=self._completion,
+            written_tokens=self._written,
             n_drafted=self._drafted,
             n_accepted=self._accepted,
             ttft_s=None if first is None else first - self._requested,

@@ -528,6 +528,7 @@ def test_a_closed_thought_keeps_the_numbers_of_the_prompt(engine: EngineSurface,
     end = finished(events)
     assert end.timings.cached_tokens == 0
     assert end.timings.completion_tokens == len(end.token_ids) == 40
+    assert end.timings.timed_tokens == 40 - end.timings.written_tokens - 1 < 39
     assert {event.total for event in events if isinstance(event, Progress)} == {end.timings.prompt_tokens}
 
 

@@ -416,6 +416,38 @@ def test_a_model_that_cannot_end_an_answer_is_refused() -> None:
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
+PATTERNS = [f".*a{i}.*" for i in range(9)]
+
+
+def nine_patterns() -> list[Grammar]:
+    """Schemas that ask of one string to match all of PATTERNS: twice as many would take an hour to be read."""
+    strings: list[Any] = [{"type": "string", "pattern": pattern} for pattern in PATTERNS]
+    chain = [strings[0], *({**one, "$ref": f"#/$defs/s/{i}"} for i, one in enumerate(strings[1:]))]
+    choice = [{"anyOf": [{"type": "integer"}, one]} for one in strings]
+    first, *others = strings
+    lark_of = lark(f"start: %json {json.dumps({'allOf': strings})}")
+    plain = [
+        {"allOf": strings},
+        {**first, "allOf": others},
+        {"allOf": [{"type": "object", "properties": {"x": one}} for one in strings]},
+        {"allOf": [{"properties": {"x": first}}, *({"additionalProperties": one} for one in others)]},
+        {"items": {"allOf": choice}},
+        {"$ref": "#/$defs/s/8", "$defs": {"s": chain}},
+        {"allOf": [*strings[1:], {"type": "string", "format": "uri"}]},
+    ]
+    return [*map(schema, plain), lark_of]
+
+
+def test_patterns_that_hold_for_different_strings_may_be_many() -> None:
+    strings: list[Any] = [{"type": "string", "pattern": pattern} for pattern in PATTERNS]
+    check(schema({"anyOf": strings}))
+    check(schema({"allOf": [{"type": "object", "properties": {f"x{i}": one}} for i, one in enumerate(strings)]}))
+    check(schema({"anyOf": [{"type": "object", "properties": {"x": one}} for one in strings]}))
+    check(schema({"allOf": [{"$ref": "#/$defs/s"}] * 20, "$defs": {"s": strings[0]}}))
+    words = [{"type": "string", "pattern": f"^[a-z{i}]+$"} for i in range(8)]
+    assert accepts(schema({"allOf": words}), '"abc"')
+
+
 @pytest.mark.parametrize(
     ("grammar", "said"),
     [
@@ -440,6 +472,7 @@ def test_a_model_that_cannot_end_an_answer_is_refused() -> None:
         (schema({"$ref": "https://example.com/schema.json"}), "example.com"),
         (schema({"type": "integer", "minimum": 3, "maximum": 2}), "minimum"),
         (Grammar(kind="json_schema", text='{"const": NaN}'), "NaN is no number"),
+        *((grammar, "more than 8 patterns") for grammar in nine_patterns()),
         (gbnf('root ::= "yes" |\n  [a-z'), r"line 2"),
         (gbnf('root ::= "a" other\nthird ::= "b"'), r"no rule other \(line 1\)"),
         (gbnf('root ::= "a"\nthird ::= other'), r"no rule other \(line 2\)"),

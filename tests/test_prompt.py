@@ -22,9 +22,11 @@ class Recorder(ByteTokenizer):
     """Knows how many characters the longest text had that it was given."""
 
     longest = 0
+    n_read = 0
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         self.longest = max(self.longest, len(text))
+        self.n_read += len(text)
         return super().encode(text, parse_special=parse_special)
 
 
@@ -58,6 +60,30 @@ def test_a_message_that_does_not_fit_by_itself_is_told_as_such_in_the_middle_of_
     with pytest.raises(ContextOverflow, match=r"^The conversation has") as caught:
         build([*before, Message(role="user", content="x" * 57)], Recorder(), ChatOptions())
     assert "oldest turns" in caught.value.hint
+
+
+@pytest.mark.parametrize("options", [ChatOptions(raw=True), ChatOptions(), DROP], ids=["raw", "stop", "drop"])
+def test_a_long_text_is_read_until_it_certainly_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, options: ChatOptions
+) -> None:
+    monkeypatch.setattr(prompt, "_PART", 100)
+    tokenizer = Recorder()
+    with pytest.raises(ContextOverflow, match=r"has more than 64 tokens and the context holds 64\.") as caught:
+        build([Message(role="user", content="x" * 1_000_000)], tokenizer, options)
+    assert "Shorten it, or load the model with a larger context (-c, up to 256)" in caught.value.hint
+    assert tokenizer.n_read < 1000
+
+
+@pytest.mark.parametrize("options", [ChatOptions(raw=True), ChatOptions()], ids=["raw", "stop"])
+def test_a_long_text_of_few_tokens_is_whole_though_it_was_cut_within_them(
+    monkeypatch: pytest.MonkeyPatch, options: ChatOptions
+) -> None:
+    monkeypatch.setattr(prompt, "_PART", 10_000)
+    tokenizer = Recorder(texts=(" " * 128,))
+    text = "x" + " " * 128 * 300
+    found = build([Message(role="user", content=text)], tokenizer, options, n_ctx=320)
+    assert tokenizer.longest >= len(text)
+    assert found.ids == tuple(tokenizer.encode(text if options.raw else f"<|start|>{text}<|end|>"))
 
 
 @pytest.mark.parametrize("n_system", [0, 1])

@@ -73,10 +73,10 @@ def test_the_speed_of_a_chat_is_that_of_its_timed_tokens() -> None:
     """The first token of an answer belongs to the prefill; an answer that was stopped before it began has none."""
     totals = Totals()
     for timings in (
-        Timings(prompt_tokens=3, completion_tokens=11, decode_s=2.0),
+        Timings(prompt_tokens=3, completion_tokens=15, written_tokens=4, decode_s=2.0),
         Timings(prompt_tokens=3),
         Timings(prompt_tokens=3, completion_tokens=1),
     ):
         totals.add(Finished("stop", timings, (1,), 7, 2048, None))
-    assert stats_page(totals).endswith("this chat    3 answers · 12 tokens · 5.0 tok/s")
+    assert stats_page(totals).endswith("this chat    3 answers · 16 tokens · 5.0 tok/s")
     assert "prompt 3 tokens · answer 1 token ·" in stats_page(totals)

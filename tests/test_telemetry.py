@@ -23,6 +23,18 @@ def test_a_request_is_timed_by_its_first_and_last_token() -> None:
     assert timings.context_tokens == 54
 
 
+def test_tokens_that_were_written_for_the_model_take_room_and_are_no_part_of_its_speed() -> None:
+    watch = Stopwatch(0.0, prompt_tokens=10)
+    watch.token(1.0)
+    for _ in range(7):
+        watch.written()
+    watch.token(2.0)
+    watch.token(3.0)
+    timings = watch.timings(3.0)
+    assert (timings.completion_tokens, timings.written_tokens, timings.context_tokens) == (10, 7, 20)
+    assert timings.decode_tok_s == 1.0
+
+
 def test_before_the_first_token_there_is_no_ttft_and_the_prefill_goes_on() -> None:
     watch = Stopwatch(5.0, prompt_tokens=8)
     timings = watch.timings(5.5)

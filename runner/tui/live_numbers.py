@@ -107,7 +107,7 @@ def _mean(samples: list[float | None]) -> float | None:
 def decode_tok_s_between(before: Timings, after: Timings) -> float | None:
     """Timings.decode_tok_s of the stretch between two readings of one request; None when it is too short."""
     seconds = after.decode_s - before.decode_s
-    return (after.completion_tokens - before.completion_tokens) / seconds if seconds >= _LEAST_S else None
+    return (after.timed_tokens - before.timed_tokens) / seconds if seconds >= _LEAST_S else None
 
 
 class LiveNumbers:

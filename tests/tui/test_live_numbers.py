@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from live_samples import loaded, timings
 
@@ -209,6 +211,8 @@ def test_history_fits_every_width(width: int) -> None:
 def test_a_stretch_that_is_too_short_has_no_speed() -> None:
     assert decode_tok_s_between(timings(10, 1.0), timings(11, 1.05)) is None
     assert decode_tok_s_between(timings(10, 1.0), timings(60, 1.5)) == 100.0
+    written = replace(timings(60, 1.5), written_tokens=30)  # the end of a thought, which took no time
+    assert decode_tok_s_between(timings(10, 1.0), written) == 40.0
 
 
 def test_reading_a_prompt_has_a_share_and_a_time_that_is_left() -> None:

@@ -19,6 +19,7 @@ from runner.quant.json_file import DAMAGED, opened_json
 from runner.quant.special_tokens import around_text, read_special_tokens
 
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
+_LONG = 2**15  # characters: they take hundredths of a second
 _SENTENCEPIECE_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
 
 
@@ -90,7 +91,11 @@ class HuggingFaceTokenizer:
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         self._tokenizer.encode_special_tokens = not parse_special
         clean = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates become "?"
-        return list(self._tokenizer.encode(clean, add_special_tokens=False).ids)
+        if len(clean) < _LONG:
+            return list(self._tokenizer.encode(clean, add_special_tokens=False).ids)
+        # It lets other threads run meanwhile: the engine's heartbeat, and who hears that it is to stop.
+        (found,) = self._tokenizer.encode_batch_fast([clean], add_special_tokens=False)
+        return list(found.ids)
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         if not 0 <= token < self.vocab_size:

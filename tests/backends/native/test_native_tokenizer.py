@@ -180,6 +180,15 @@ def test_lone_surrogates_become_question_marks(demo: HuggingFaceTokenizer) -> No
     assert whole(demo, demo.encode("a\ud800b")) == b"a?b"
 
 
+@pytest.mark.parametrize("parse_special", [True, False])
+def test_a_long_text_has_the_ids_of_a_short_one(
+    demo: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch, parse_special: bool
+) -> None:
+    short = [demo.encode(text, parse_special=parse_special) for text in TRICKY]
+    monkeypatch.setattr("runner.backends.native.tokenizer._LONG", 0)
+    assert [demo.encode(text, parse_special=parse_special) for text in TRICKY] == short
+
+
 def test_what_a_training_cut_and_filled_texts_up_to_is_not_done_to_texts_here(tmp_path: Path) -> None:
     """Files of models that were trained further have its "truncation" and "padding"."""
     saved = byte_tokenizer()
