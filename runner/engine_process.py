@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from runner.config import ChatOptions, LoadOptions, SamplingParams
-from runner.errors import EngineDied, EngineSilent, UsageError, error_class
+from runner.errors import EngineDied, UsageError, error_class
 from runner.paths import Paths
 from runner.wire import from_plain, to_plain
 
@@ -313,8 +313,7 @@ class EngineProcess:
     def _check_patience(self, heard_at: float) -> None:
         now = time.monotonic()
         if now - heard_at > _SILENCE_S:
-            died = self._fell_silent()
-            raise EngineSilent(died.message, hint=died.hint)
+            raise self._fell_silent()
         if self._cancelled_at is not None and now - self._cancelled_at > _CANCEL_GRACE_S:
             self.kill()
             raise self._died("The engine did not stop when asked to, and was ended.")

@@ -18,7 +18,6 @@ probably meant is made here too.
     ├── TemplateError           1   the chat template is missing, broken, or refuses the messages
     ├── ContextOverflow         1   the conversation does not fit the context
     ├── EngineDied              1   the engine process crashed, hung, or was killed
-    │   └── EngineSilent        1   it stopped responding with a request in hand, and was ended for that
     └── StoreError              1   the chat database cannot be read or written
 """
 
@@ -100,10 +99,6 @@ class ContextOverflow(RunnerError):
 
 
 class EngineDied(RunnerError):
-    pass
-
-
-class EngineSilent(EngineDied):
     pass
 
 

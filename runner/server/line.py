@@ -17,7 +17,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final, Literal
 
 from runner.config import ChatOptions, SamplingParams
-from runner.errors import EngineDied, EngineSilent, RunnerError
+from runner.errors import EngineDied, RunnerError
 from runner.events import ChatEvent, Finished, Loaded, Progress, Stats
 from runner.server.refusal import Refusal
 from runner.types import Message
@@ -203,9 +203,8 @@ class AnswerLine:
             self._make_ready()
             try:
                 self._run(ticket)
-            except EngineDied as died:
-                # What it fell silent over it would fall silent over again.
-                if ticket.has_begun or ticket.is_cancelled or isinstance(died, EngineSilent):
+            except EngineDied:
+                if ticket.has_begun or ticket.is_cancelled:
                     raise
                 self._make_ready()  # it died before it had read the request, most likely of something else
                 self._run(ticket)

@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from waiting import has_ended, wait_for
 
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.engine_process import EngineProcess
-from runner.errors import EngineSilent, RunnerError
+from runner.errors import RunnerError
 from runner.events import ChatEvent, Finished, Loaded
 from runner.paths import user_paths
 from runner.server.line import AnswerLine, Ticket
@@ -146,24 +145,6 @@ async def suspended(line: AnswerLine, engine: EngineProcess) -> int:
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     return pid
-
-
-def test_a_request_that_the_engine_fell_silent_over_is_not_asked_again(
-    engine: EngineProcess, load: Callable[[], Loaded], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loads = chain([load], repeat(gone))
-    line = AnswerLine(engine, lambda: next(loads)(), room=1)
-
-    async def main() -> None:
-        async with asyncio.timeout(60):
-            await suspended(line, engine)
-        monkeypatch.setattr("runner.engine_process._SILENCE_S", 0.5)
-        line.enter(made := ticket())
-        with pytest.raises(EngineSilent, match="did not respond"):
-            await events(made)
-
-    with closing(line):
-        asyncio.run(main())
 
 
 def test_a_second_signal_waits_for_no_engine_that_does_not_stop(
