@@ -192,7 +192,7 @@ def _source(grammar: Grammar) -> str:
         case "lark":
             lark = grammar.text
             for begin in _JSON_IN_LARK.finditer(lark):
-                with suppress(ValueError):  # which llguidance tells with its line
+                with suppress(ValueError, RecursionError):  # which llguidance tells with its line
                     _check_patterns(grammar, json.JSONDecoder().raw_decode(lark, begin.end())[0])
     return str(matcher.grammar_from_lark(lark + _OPTIONS))
 

@@ -23,6 +23,7 @@ _MAX_CONTENT_CHARS = MAX_CHARS * 9 // 10  # the rest is for what templates write
 # To encode 4 MB takes seconds in which the engine hears nothing, and is ended for it. A text that may be too long for
 # the context is read in parts, until it certainly is.
 _LONG: Final = 6  # characters a token: few texts have so many that fit
+_LEAST_LONG: Final = 2**19  # characters: fewer take less than a second, and the error says how many tokens they are
 _PART: Final = 2**16  # characters
 _SLACK: Final = 256  # tokens that a cut may add: no more than the token that it cuts has bytes
 
@@ -109,7 +110,7 @@ def _encoded(texts: Sequence[tuple[str, bool]], info: ModelInfo, tokenizer: Toke
 
     They are not where already so many are more than the context holds.
     """
-    if sum(len(text) for text, _ in texts) > max(_PART, _LONG * info.n_ctx):
+    if sum(len(text) for text, _ in texts) > max(_LEAST_LONG, _LONG * info.n_ctx):
         ids: list[int] = []
         n_cuts = 0
         for text, parse_special in texts:

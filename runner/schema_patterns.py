@@ -43,8 +43,8 @@ _FREE: Final = _value((), {}, None)
 def has_more_patterns(schema: Mapping[str, Any], most: int) -> bool:
     """Whether more than `most` of `pattern` and `format` hold for one string. Raises TooManyPartsError, RecursionError.
 
-    Counted are those that meet through `allOf`, `$ref` (a JSON pointer) and what stands beside them, and the worst of
-    what `anyOf` and `oneOf` leave to choose.
+    Counted are those that meet through `allOf`, `$ref` and what stands beside them, and of what `anyOf` and `oneOf`
+    leave to choose the one with the most.
     """
     return len(_all_patterns(schema)) > most and _Count(schema).of(schema).most > most
 
@@ -59,10 +59,12 @@ class _Count:
     def of(self, schema: object) -> _Value:
         if not isinstance(schema, dict):
             return _FREE
+        # Which names these are for is not looked at, and a name is taken to be for one of them at most.
+        by_name = self._any_of(_dict(schema.get("patternProperties")).values())
         own = _value(
             _patterns(schema),
-            {key: self.of(part) for key, part in _named_parts(schema)},
-            self._any_of(_other_parts(schema)),
+            {key: self._merged([self.of(part), by_name], is_both=True) for key, part in _named_parts(schema)},
+            self._merged([by_name, *map(self.of, _other_parts(schema))], is_both=False),
         )
         also = [self.of(part) for part in _list(schema.get("allOf"))]
         also += [self._any_of(_list(schema.get(key))) for key in ("anyOf", "oneOf")]
@@ -74,10 +76,15 @@ class _Count:
         return self._merged([self.of(schema) for schema in schemas], is_both=False)
 
     def _target(self, ref: str) -> _Value:
+        """What a JSON pointer refers to; of any other reference, all patterns there are."""
         if ref not in self._referred:
             self._referred[ref] = _FREE  # a schema that is within itself says nothing new there
-            self._referred[ref] = self.of(_at(self._root, ref))
+            is_pointer = ref == "#" or ref.startswith("#/")
+            self._referred[ref] = self.of(_at(self._root, ref)) if is_pointer else self._anything()
         return self._referred[ref]
+
+    def _anything(self) -> _Value:
+        return _value(_all_patterns(self._root), {}, None)
 
     def _merged(self, values: Iterable[_Value], *, is_both: bool) -> _Value:
         """What holds where all of them do, or else the worst of them."""
@@ -128,8 +135,7 @@ def _named_parts(schema: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 
 def _other_parts(schema: Mapping[str, Any]) -> list[object]:
-    others = [schema[key] for key in ("items", "additionalItems", "additionalProperties") if key in schema]
-    return [*others, *_dict(schema.get("patternProperties")).values()]
+    return [schema[key] for key in ("items", "additionalItems", "additionalProperties") if key in schema]
 
 
 def _at(root: object, ref: str) -> object:

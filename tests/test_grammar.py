@@ -434,6 +434,8 @@ def nine_patterns() -> list[Grammar]:
         {"items": {"allOf": choice}},
         {"$ref": "#/$defs/s/8", "$defs": {"s": chain}},
         {"allOf": [*strings[1:], {"type": "string", "format": "uri"}]},
+        {"$ref": "#s", "$defs": {"s": {"$anchor": "s", "allOf": strings}}},
+        {"properties": {"x": {"allOf": others}}, "patternProperties": {"^x": first}},
     ]
     return [*map(schema, plain), lark_of]
 
@@ -444,6 +446,11 @@ def test_patterns_that_hold_for_different_strings_may_be_many() -> None:
     check(schema({"allOf": [{"type": "object", "properties": {f"x{i}": one}} for i, one in enumerate(strings)]}))
     check(schema({"anyOf": [{"type": "object", "properties": {"x": one}} for one in strings]}))
     check(schema({"allOf": [{"$ref": "#/$defs/s"}] * 20, "$defs": {"s": strings[0]}}))
+    check(
+        schema(
+            {"properties": {"x": strings[0]}, "patternProperties": {f"^y{i}$": one for i, one in enumerate(strings)}}
+        )
+    )
     words = [{"type": "string", "pattern": f"^[a-z{i}]+$"} for i in range(8)]
     assert accepts(schema({"allOf": words}), '"abc"')
 

@@ -107,9 +107,13 @@ class Graphs:
         before = torch.cuda.memory_reserved(self._device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = step()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                result = step()
+        except RuntimeError:
+            torch.cuda.set_stream(stream)  # torch stays on that of the recording where its end fails
+            raise
         self.nbytes += max(0, torch.cuda.memory_reserved(self._device) - before)
         _upload(graph)
         return graph, result
