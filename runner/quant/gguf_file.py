@@ -160,7 +160,8 @@ class GgufHeader:
             values = decode(self.read_raw(tensor).reshape(*tensor.shape[:-1], -1), tensor.type)
         except NotImplementedError as error:
             raise UnsupportedModel(
-                f"Tensor {tensor.name!r} has type {tensor.type.name}, which only llama.cpp reads."
+                f"Tensor {tensor.name!r} has type {tensor.type.name}, which only llama.cpp reads.",
+                hint="Run it with --backend llamacpp, or begin with a file in another format.",
             ) from error
         return np.asarray(values, dtype=np.float32).reshape(tensor.shape)
 
