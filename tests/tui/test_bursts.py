@@ -58,6 +58,8 @@ def test_a_page_key_before_a_list_is_laid_out_turns_no_page(key: str) -> None:
         assert options.highlighted == 45
         options.display = True
         options.focus()
+        while not (options._lines and options.scrollable_content_region.height):  # until then there are no pages still
+            await pilot.pause(0.01)
         await pilot.press(key)
         await pilot.pause()
         assert abs(options.highlighted - 45) > 10, "there are pages now"
