@@ -20,6 +20,27 @@ _MINISTRAL = (
     | {"vocab_size": 131072, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
     | {"max_position_embeddings": 262144, "sliding_window": None}
 )  # its rope is the default
+_QWEN2 = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 32768,
+}
+_GEMMA = (
+    {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"vocab_size": 262144, "hidden_activation": "gelu_pytorch_tanh", "sliding_window_pattern": 6}
+    | {"rope_theta": 1e6, "rope_local_base_freq": 10000.0, "tie_word_embeddings": True}
+)
+_GEMMA_LONG = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "max_position_embeddings": 131072}
+_GPT_OSS = (
+    {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880}
+    | {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": True}
+    | {"num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0}
+    | {"rope_theta": 150000, "max_position_embeddings": 131072, "initial_context_length": 4096}
+    | {"rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}}
+)
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _LLAMA
@@ -48,6 +69,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28}
     | {"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
     | {"rope_theta": 500000.0, "max_position_embeddings": 131072},
+    "llama-3.3-70b": _LLAMA
+    | {"vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+    | {"num_attention_heads": 64, "num_key_value_heads": 8, "rope_theta": 500000.0, "max_position_embeddings": 131072},
     "qwen3-4b": _QWEN
     | _QWEN_SIZES
     | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
@@ -60,21 +84,24 @@ SHAPES: dict[str, dict[str, Any]] = {
     | _QWEN_SIZES
     | {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64}
     | {"num_attention_heads": 64, "num_key_value_heads": 8},
-    "qwen2.5-7b": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
+    "qwen2.5-7b": _QWEN2
     | {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
-    | {"num_attention_heads": 28, "num_key_value_heads": 4, "rope_theta": 1e6, "max_position_embeddings": 32768},
-    "qwen2.5-0.5b": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"num_attention_heads": 28, "num_key_value_heads": 4},
+    "qwen2.5-0.5b": _QWEN2
     | {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
-    | {"num_attention_heads": 14, "num_key_value_heads": 2, "rope_theta": 1e6, "max_position_embeddings": 32768}
-    | {"tie_word_embeddings": True},
-    "qwen2.5-1.5b": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen2.5-1.5b": _QWEN2
     | {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
-    | {"num_attention_heads": 12, "num_key_value_heads": 2, "rope_theta": 1e6, "max_position_embeddings": 32768}
-    | {"tie_word_embeddings": True},
-    "qwen2.5-3b": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen2.5-3b": _QWEN2
     | {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36}
-    | {"num_attention_heads": 16, "num_key_value_heads": 2, "rope_theta": 1e6, "max_position_embeddings": 32768}
-    | {"tie_word_embeddings": True},
+    | {"num_attention_heads": 16, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen2.5-14b": _QWEN2
+    | {"vocab_size": 152064, "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 48}
+    | {"num_attention_heads": 40, "num_key_value_heads": 8},
+    "qwen2.5-32b": _QWEN2
+    | {"vocab_size": 152064, "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64}
+    | {"num_attention_heads": 40, "num_key_value_heads": 8},
     "smollm2-360m": _LLAMA
     | {"vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32}
     | {"num_attention_heads": 15, "num_key_value_heads": 5, "head_dim": 64, "tie_word_embeddings": True}
@@ -88,22 +115,30 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True}
     | {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
     | {"logits_scaling": 8.0, "rope_theta": 1e7, "max_position_embeddings": 131072},
-    "gemma-3-1b": {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "rms_norm_eps": 1e-6}
-    | {"vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26}
+    "gemma-3-1b": _GEMMA
+    | {"hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "sliding_window": 512}
     | {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256}
-    | {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 512, "sliding_window_pattern": 6}
-    | {"rope_theta": 1e6, "rope_local_base_freq": 10000.0, "max_position_embeddings": 32768}
-    | {"tie_word_embeddings": True},
-    "gemma-3-4b": {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "rms_norm_eps": 1e-6}
-    | {"vocab_size": 262144, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
-    | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
-    | {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": 1024, "sliding_window_pattern": 6}
-    | {"rope_theta": 1e6, "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-    | {"max_position_embeddings": 131072, "tie_word_embeddings": True},
+    | {"max_position_embeddings": 32768},
+    "gemma-3-4b": _GEMMA
+    | _GEMMA_LONG
+    | {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256},
+    "gemma-3-12b": _GEMMA
+    | _GEMMA_LONG
+    | {"hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 48, "sliding_window": 1024}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "query_pre_attn_scalar": 256},
+    "gemma-3-27b": _GEMMA
+    | _GEMMA_LONG
+    | {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "sliding_window": 1024}
+    | {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168},
     "mistral-nemo-12b": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "rms_norm_eps": 1e-5}
     | {"vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": None}
     | {"rope_theta": 1e6, "max_position_embeddings": 131072},
+    "mistral-small-3.2": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": None}
+    | {"rope_theta": 1e9, "max_position_embeddings": 131072},
     # Of the first Mistral 7B, whose heads see 4096 positions back.
     "mistral-7b": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "rms_norm_eps": 1e-5}
     | {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
@@ -117,6 +152,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32}
     | {"num_attention_heads": 32, "num_key_value_heads": 32, "sliding_window": 2047}
     | {"rope_theta": 10000.0, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+    "phi-4": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 100352, "hidden_size": 5120, "intermediate_size": 17920, "num_hidden_layers": 40}
+    | {"num_attention_heads": 40, "num_key_value_heads": 10, "sliding_window": None}
+    | {"rope_theta": 250000.0, "max_position_embeddings": 16384, "original_max_position_embeddings": 16384},
     "olmo-2-1b": {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "rms_norm_eps": 1e-6}
     | {"vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
     | {"num_attention_heads": 16, "num_key_value_heads": 16, "rope_theta": 500000.0}
@@ -136,18 +175,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3.5-9b": _QWEN3_5
     | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32}
     | {"num_attention_heads": 16, "num_key_value_heads": 4, "linear_num_value_heads": 32},
+    "qwen3.5-27b": _QWEN3_5
+    | {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64}
+    | {"num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48},
     "qwen3.5-35b-a3b": _QWEN3_5
     | {"model_type": "qwen3_5_moe_text", "architectures": ["Qwen3_5MoeForCausalLM"]}
     | {"hidden_size": 2048, "num_hidden_layers": 40, "linear_num_value_heads": 32}
     | {"num_attention_heads": 16, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8}
     | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
-    "gpt-oss-20b": {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "rms_norm_eps": 1e-5}
-    | {"vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24}
-    | {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "attention_bias": True}
-    | {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0}
-    | {"rope_theta": 150000, "max_position_embeddings": 131072}
-    | {"rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}}
-    | {"initial_context_length": 4096},
+    "gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
+    "gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
     # As large as the demo model, whose tokenizer fits it: for trying a benchmark out.
     "demo": _QWEN
     | {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64}
