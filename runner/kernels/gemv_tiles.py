@@ -32,11 +32,12 @@ def tiles_of(n_tiles: int, n_pairs: int) -> Tiles:
     """The choice for a matrix of n_tiles * 16 rows and n_pairs * 64 columns.
 
     Else than of small matrices two warps a program: with one step under way, and so few registers, where all programs
-    then run at once. One warp where only that is one wave; of few tiles with many columns four, with much under way.
+    then run at once. One warp where only that is one wave; of few tiles with many columns four, with much under way,
+    unless that is two waves.
     """
     if is_small(n_tiles, n_pairs):
         return _tiles_of_small(n_pairs)
-    if n_tiles >= _MANY_TILES:
+    if n_tiles >= _MANY_TILES or (n_tiles > _FOUR_WARPS and n_pairs >= 128):
         if _ONE_WAVE[0] <= n_tiles <= _ONE_WAVE[1] and n_pairs >= 16:
             return Tiles(warps=2, depth=1)
         is_one = _ONE_WAVE[1] < n_tiles <= _ONE_WARP or n_tiles >= _OUTPUT_TILES or n_pairs < 16
@@ -120,6 +121,7 @@ _AT_ONCE = 16 * MULTIPROCESSORS
 _WAVE = (128, 2 * MULTIPROCESSORS)  # tiles of 8 warps; 128, 160, 192, 256 and, of 4 warps, 320 were measured
 _SMALL = 384 * 16  # tiles times pairs: gate and up of Qwen3-0.6B
 _MANY_TILES = 768
+_FOUR_WARPS = 4 * MULTIPROCESSORS  # tiles of a wave of four warps; of 640 with 128 pairs two take 1.4 % of a step less
 _ONE_WAVE = (10 * MULTIPROCESSORS, 14 * MULTIPROCESSORS)  # tiles, of 72 registers; 1536 and 1792 were measured
 _ONE_WARP = 16 * MULTIPROCESSORS  # tiles; 768 to 1216 and 2176 measured with two
 _OUTPUT_TILES = 5000  # one warp; two were not measured

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +81,8 @@ def held_up() -> Iterator[None]:
         yield
     finally:
         for child in children:
-            child.resume()
+            with suppress(psutil.NoSuchProcess):  # it was killed meanwhile
+                child.resume()
 
 
 def test_a_download_runs_to_its_end_and_tells_how_far_it_is(server: Hub, watched: Watched) -> None:
