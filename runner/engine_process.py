@@ -259,7 +259,11 @@ class EngineProcess:
         self.cancel()
         try:
             for message in self._messages():
-                if message.get("id") == number and "event" not in message:
+                if message.get("id") != number:
+                    continue
+                if message.get("event") == "Loaded":  # it was ready before the cancel came
+                    self.loaded = from_plain(self.event_type("Loaded"), message["value"])  # type: ignore[assignment]
+                elif "event" not in message:
                     self._note_loaded(message)
                     return
         except EngineDied:

@@ -332,3 +332,13 @@ def test_a_child_that_was_killed_after_its_answer_loads_nothing_more(
     monkeypatch.setattr(engine._child, "poll", lambda: None)
     load(engine, "demo")
     assert received(engine)
+
+
+def test_a_load_that_was_over_when_it_was_closed_has_loaded(engine: EngineProcess, script: Callable[..., str]) -> None:
+    path = script("fine")
+    loading = engine.load(path, LoadOptions())
+    next(loading)
+    wait_for(lambda: list(running(user_paths().engines)), "it did not load")
+    loading.close()  # type: ignore[attr-defined]
+    assert engine.loaded is not None
+    assert "".join(received(engine)) == "fine"
