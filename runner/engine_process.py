@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 _SILENCE_S = 15.0  # the child beats each second from a thread of its own: this long without is a hang
-_CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never will
+_CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never will, unless the child computes
+_BUSY_GRACE_S = 30.0  # then one product may be under way: that of a large model takes seconds on a busy machine
 _EXIT_GRACE_S = 2.0
 _LOOK_S = 0.1
 _PAUSED_S = 1.0  # a look that took longer than this was stopped: Ctrl-Z, a frozen container, a sleeping machine
@@ -64,6 +65,7 @@ class EngineProcess:
         self._request = 0
         self._active = False
         self._cancelled_at: float | None = None
+        self._cpu_s = self._worked_at = 0.0  # the child's CPU time, and when it was last seen to have grown
         self.loaded: Loaded | None = None
 
     def __enter__(self) -> Self:
@@ -318,7 +320,12 @@ class EngineProcess:
         now = time.monotonic()
         if now - heard_at > _SILENCE_S:
             raise self._fell_silent()
-        if self._cancelled_at is not None and now - self._cancelled_at > _CANCEL_GRACE_S:
+        if self._cancelled_at is None:
+            return
+        if (cpu_s := _cpu_s_of(self._child)) != self._cpu_s:
+            self._cpu_s, self._worked_at = cpu_s, now
+        idle_s = now - max(self._cancelled_at, self._worked_at)
+        if idle_s > _CANCEL_GRACE_S or now - self._cancelled_at > _BUSY_GRACE_S:
             self.kill()
             raise self._died("The engine did not stop when asked to, and was ended.")
 
@@ -376,6 +383,19 @@ def temporary_file() -> IO[bytes]:
         if not hasattr(os, "memfd_create"):
             raise
         return os.fdopen(os.memfd_create("runner-engine"), "w+b")
+
+
+def _cpu_s_of(child: subprocess.Popen[bytes] | None) -> float:
+    """The CPU time that a process has used; 0 where that cannot be told."""
+    import psutil
+
+    if child is None:
+        return 0.0
+    try:
+        times = psutil.Process(child.pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def _start_hint(error: OSError) -> str:
