@@ -550,7 +550,9 @@ def test_a_limit_that_the_end_of_a_thought_reaches_ends_the_answer(
     n_prompt = finished(list(engine.chat(user("1+1"), GREEDY, options))).timings.prompt_tokens
     load(engine, path, ctx_size=n_prompt + 10 if limit == "context" else 512)
     params = SamplingParams(temperature=0, max_tokens=8 if limit == "length" else None)
-    assert finished(list(engine.chat(user("1+1"), params, options))).reason == limit
+    end = finished(list(engine.chat(user("1+1"), params, options)))
+    assert end.reason == limit
+    assert end.timings.completion_tokens == 6, "what leaves no room for an answer is not written"
 
 
 def test_ten_thousand_messages_are_shortened_in_seconds(engine: EngineSurface, script: Callable[..., str]) -> None:
