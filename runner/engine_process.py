@@ -65,6 +65,7 @@ class EngineProcess:
         self._request = 0
         self._active = False
         self._cancelled_at: float | None = None
+        self._has_sent_cancel = False
         self._cpu_s = self._worked_at = 0.0  # the child's CPU time, and when it was last seen to have grown
         self.loaded: Loaded | None = None
 
@@ -190,8 +191,9 @@ class EngineProcess:
         os.set_blocking(self._child.stdin.fileno(), False)
 
     def _send_cancel(self) -> None:
-        if self._cancelled_at is not None:
-            self._send({"op": "cancel", "id": self._request}, patience_s=_LOOK_S)
+        """Send it, unless it is sent: the child may not have read the request yet, and leave no room for more."""
+        if self._cancelled_at is not None and not self._has_sent_cancel:
+            self._has_sent_cancel = self._send({"op": "cancel", "id": self._request}, patience_s=_LOOK_S)
 
     def _send(self, message: dict[str, Any], *, patience_s: float) -> bool:
         """Write a message; False when the child reads nothing for `patience_s`."""
@@ -218,7 +220,7 @@ class EngineProcess:
         self._refuse_second_request()
         self._request += 1
         number = self._request
-        self._cancelled_at = None
+        self._cancelled_at, self._has_sent_cancel = None, False
         self._is_sending = self._active = True  # in this order: a cancel from now on waits for the request's end
         is_done = False
         try:
@@ -322,6 +324,7 @@ class EngineProcess:
             raise self._fell_silent()
         if self._cancelled_at is None:
             return
+        self._send_cancel()
         if (cpu_s := _cpu_s_of(self._child)) != self._cpu_s:
             self._cpu_s, self._worked_at = cpu_s, now
         idle_s = now - max(self._cancelled_at, self._worked_at)

@@ -137,6 +137,26 @@ def test_a_child_that_computes_is_given_time_to_hear_cancel(engine: EngineProces
     assert engine.loaded is not None
 
 
+def test_a_cancel_that_finds_no_room_behind_a_long_request_comes_once_there_is_some(
+    engine: EngineProcess, script: Callable[..., str]
+) -> None:
+    for _ in engine.load(script({"text": "slow " * 1000, "token_s": 0.02}), LoadOptions(ctx_size=2**17)):
+        pass
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGSTOP)
+    going_on = threading.Timer(0.2, os.kill, (engine.pid, signal.SIGCONT))
+
+    def cancel() -> None:
+        engine.cancel()
+        going_on.start()
+
+    threading.Timer(0.1, cancel).start()
+    long = [Message(role="user", content="x" * (2**16 - 1024))]  # as much as a pipe holds
+    *_, end = engine.chat(long, GREEDY)
+    assert isinstance(end, Finished)
+    assert end.reason == "cancelled"
+
+
 def test_a_reader_that_was_held_up_ends_no_engine_that_has_stopped_meanwhile(
     engine: EngineProcess, script: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
