@@ -328,7 +328,8 @@ class EngineProcess:
         if (cpu_s := _cpu_s_of(self._child)) != self._cpu_s:
             self._cpu_s, self._worked_at = cpu_s, now
         idle_s = now - max(self._cancelled_at, self._worked_at)
-        if idle_s > _CANCEL_GRACE_S or now - self._cancelled_at > _BUSY_GRACE_S:
+        grace_s = _CANCEL_GRACE_S if self.loaded is None else _BUSY_GRACE_S  # a child without a model is soon replaced
+        if idle_s > _CANCEL_GRACE_S or now - self._cancelled_at > grace_s:
             self.kill()
             raise self._died("The engine did not stop when asked to, and was ended.")
 
