@@ -154,6 +154,7 @@ class Answer:
                     yield Stats(self._watch.timings(now), self._backend.info.n_ctx, self._drafting.record)
         except Exception:
             self._read()
+            self._pieces += self._stream.finish()
             yield from self._tell()
             raise
         finally:

@@ -178,12 +178,13 @@ def test_a_slow_model_is_told_token_by_token(script: Callable[..., str]) -> None
     engine.close()
 
 
-def test_what_came_before_an_error_is_told(script: Callable[..., str]) -> None:
+@pytest.mark.parametrize("stop", [(), ("78x",)])  # which begins as what came last
+def test_what_came_before_an_error_is_told(script: Callable[..., str], stop: tuple[str, ...]) -> None:
     engine = Engine(user_paths())
     load(engine, script(replies=[{"text": "0123456789", "fail": "error", "fail_after": 9}]), speculation="off")
     told = ""
     with pytest.raises(RunnerError):
-        for event in engine.chat(user("x"), GREEDY):
+        for event in engine.chat(user("x"), dataclasses.replace(GREEDY, stop=stop)):
             told += event.text if isinstance(event, TextDelta) else ""
     assert told == "012345678"
     engine.close()
