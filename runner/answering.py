@@ -85,10 +85,11 @@ class Answer:
         )
         reason = None if self._is_thought_over_budget() else (yield from self._run(prompt.ids))
         while reason is None:
-            self._close_thought()
-            yield from self._tell()
-            reason = self._reached_limit(len(prompt.ids))
+            closing = self._backend.tokenizer.encode(self._stream.closing_text)
+            reason = self._reached_limit(len(prompt.ids), len(closing))
             if reason is None:
+                self._close_thought(closing)
+                yield from self._tell()
                 reason = yield from self._run((*prompt.ids, *self._token_ids))
         self._read()
         self._pieces += self._stream.finish()
@@ -153,6 +154,7 @@ class Answer:
                     yield Stats(self._watch.timings(now), self._backend.info.n_ctx, self._drafting.record)
         except Exception:
             self._read()
+            self._pieces += self._stream.finish()
             yield from self._tell()
             raise
         finally:
@@ -181,18 +183,19 @@ class Answer:
         budget = self._options.think_budget
         return budget is not None and self._stream.is_in_reasoning and self._n_reasoning >= budget
 
-    def _close_thought(self) -> None:
+    def _close_thought(self, closing: Sequence[int]) -> None:
         """Write the end of the thought for the model, as part of its completion."""
-        for token in self._backend.tokenizer.encode(self._stream.closing_text):
+        for token in closing:
             self._watch.written()
             self._token_ids.append(token)
             self._pieces += self._stream.push(token)
 
-    def _reached_limit(self, n_prompt: int) -> FinishReason | None:
-        """Why nothing can follow what was written for the model, if so."""
-        if self._params.max_tokens and len(self._token_ids) >= self._params.max_tokens:
+    def _reached_limit(self, n_prompt: int, n_written: int) -> FinishReason | None:
+        """Why nothing could follow so many tokens written for the model, if so."""
+        n_tokens = len(self._token_ids) + n_written
+        if self._params.max_tokens and n_tokens >= self._params.max_tokens:
             return "length"
-        return "context" if n_prompt + len(self._token_ids) >= self._backend.info.n_ctx else None
+        return "context" if n_prompt + n_tokens >= self._backend.info.n_ctx else None
 
 
 def _with_the_answer_alone(markers: ReasoningMarkers | None) -> ReasoningMarkers | None:

@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 _SILENCE_S = 15.0  # the child beats each second from a thread of its own: this long without is a hang
-_CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never will
+_CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never will, unless the child computes
+_BUSY_GRACE_S = 30.0  # then one product may be under way: that of a large model takes seconds on a busy machine
 _EXIT_GRACE_S = 2.0
 _LOOK_S = 0.1
 _PAUSED_S = 1.0  # a look that took longer than this was stopped: Ctrl-Z, a frozen container, a sleeping machine
@@ -64,6 +65,8 @@ class EngineProcess:
         self._request = 0
         self._active = False
         self._cancelled_at: float | None = None
+        self._has_sent_cancel = False
+        self._cpu_s = self._worked_at = 0.0  # the child's CPU time, and when it was last seen to have grown
         self.loaded: Loaded | None = None
 
     def __enter__(self) -> Self:
@@ -188,8 +191,9 @@ class EngineProcess:
         os.set_blocking(self._child.stdin.fileno(), False)
 
     def _send_cancel(self) -> None:
-        if self._cancelled_at is not None:
-            self._send({"op": "cancel", "id": self._request}, patience_s=_LOOK_S)
+        """Send it, unless it is sent: the child may not have read the request yet, and leave no room for more."""
+        if self._cancelled_at is not None and not self._has_sent_cancel:
+            self._has_sent_cancel = self._send({"op": "cancel", "id": self._request}, patience_s=_LOOK_S)
 
     def _send(self, message: dict[str, Any], *, patience_s: float) -> bool:
         """Write a message; False when the child reads nothing for `patience_s`."""
@@ -216,7 +220,7 @@ class EngineProcess:
         self._refuse_second_request()
         self._request += 1
         number = self._request
-        self._cancelled_at = None
+        self._cancelled_at, self._has_sent_cancel = None, False
         self._is_sending = self._active = True  # in this order: a cancel from now on waits for the request's end
         is_done = False
         try:
@@ -259,7 +263,11 @@ class EngineProcess:
         self.cancel()
         try:
             for message in self._messages():
-                if message.get("id") == number and "event" not in message:
+                if message.get("id") != number:
+                    continue
+                if message.get("event") == "Loaded":  # it was ready before the cancel came
+                    self.loaded = from_plain(self.event_type("Loaded"), message["value"])  # type: ignore[assignment]
+                elif "event" not in message:
                     self._note_loaded(message)
                     return
         except EngineDied:
@@ -314,7 +322,14 @@ class EngineProcess:
         now = time.monotonic()
         if now - heard_at > _SILENCE_S:
             raise self._fell_silent()
-        if self._cancelled_at is not None and now - self._cancelled_at > _CANCEL_GRACE_S:
+        if self._cancelled_at is None:
+            return
+        self._send_cancel()
+        if (cpu_s := _cpu_s_of(self._child)) != self._cpu_s:
+            self._cpu_s, self._worked_at = cpu_s, now
+        idle_s = now - max(self._cancelled_at, self._worked_at)
+        grace_s = _CANCEL_GRACE_S if self.loaded is None else _BUSY_GRACE_S  # a child without a model is soon replaced
+        if idle_s > _CANCEL_GRACE_S or now - self._cancelled_at > grace_s:
             self.kill()
             raise self._died("The engine did not stop when asked to, and was ended.")
 
@@ -372,6 +387,19 @@ def temporary_file() -> IO[bytes]:
         if not hasattr(os, "memfd_create"):
             raise
         return os.fdopen(os.memfd_create("runner-engine"), "w+b")
+
+
+def _cpu_s_of(child: subprocess.Popen[bytes] | None) -> float:
+    """The CPU time that a process has used; 0 where that cannot be told."""
+    import psutil
+
+    if child is None:
+        return 0.0
+    try:
+        times = psutil.Process(child.pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def _start_hint(error: OSError) -> str:

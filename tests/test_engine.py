@@ -178,12 +178,13 @@ def test_a_slow_model_is_told_token_by_token(script: Callable[..., str]) -> None
     engine.close()
 
 
-def test_what_came_before_an_error_is_told(script: Callable[..., str]) -> None:
+@pytest.mark.parametrize("stop", [(), ("78x",)])  # which begins as what came last
+def test_what_came_before_an_error_is_told(script: Callable[..., str], stop: tuple[str, ...]) -> None:
     engine = Engine(user_paths())
     load(engine, script(replies=[{"text": "0123456789", "fail": "error", "fail_after": 9}]), speculation="off")
     told = ""
     with pytest.raises(RunnerError):
-        for event in engine.chat(user("x"), GREEDY):
+        for event in engine.chat(user("x"), dataclasses.replace(GREEDY, stop=stop)):
             told += event.text if isinstance(event, TextDelta) else ""
     assert told == "012345678"
     engine.close()
@@ -550,7 +551,9 @@ def test_a_limit_that_the_end_of_a_thought_reaches_ends_the_answer(
     n_prompt = finished(list(engine.chat(user("1+1"), GREEDY, options))).timings.prompt_tokens
     load(engine, path, ctx_size=n_prompt + 10 if limit == "context" else 512)
     params = SamplingParams(temperature=0, max_tokens=8 if limit == "length" else None)
-    assert finished(list(engine.chat(user("1+1"), params, options))).reason == limit
+    end = finished(list(engine.chat(user("1+1"), params, options)))
+    assert end.reason == limit
+    assert end.timings.completion_tokens == 6, "what leaves no room for an answer is not written"
 
 
 def test_ten_thousand_messages_are_shortened_in_seconds(engine: EngineSurface, script: Callable[..., str]) -> None:

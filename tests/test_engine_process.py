@@ -25,7 +25,7 @@ from waiting import has_ended, wait_for
 from runner.config import LoadOptions, SamplingParams
 from runner.engine_process import EngineProcess
 from runner.errors import EngineDied, RunnerError, UnknownModel, UsageError
-from runner.events import Progress, TextDelta
+from runner.events import Finished, Progress, TextDelta
 from runner.paths import user_paths
 from runner.running import running
 from runner.types import Message
@@ -108,8 +108,12 @@ def test_a_child_killed_from_outside_is_noticed_at_once(engine: EngineProcess, s
     assert time.monotonic() - killed_at < 20  # the answer would take 100 s
 
 
-def test_a_child_that_does_not_hear_cancel_is_ended(engine: EngineProcess, script: Callable[..., str]) -> None:
-    load(engine, script({"text": "abcdef", "fail": "hang"}))
+@pytest.mark.parametrize("how", ["hang", "busy"])
+def test_a_child_that_does_not_hear_cancel_is_ended(
+    engine: EngineProcess, script: Callable[..., str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("runner.engine_process._BUSY_GRACE_S", 600.0 if how == "hang" else 0.1)
+    load(engine, script({"text": "abcdef", "fail": how}))
     cancelling = threading.Timer(0.1, engine.cancel)
     with pytest.raises(EngineDied, match="did not stop") as ended:
         for event in engine.chat(ASK, GREEDY):
@@ -119,6 +123,38 @@ def test_a_child_that_does_not_hear_cancel_is_ended(engine: EngineProcess, scrip
     assert "memory" not in ended.value.hint, "runner itself ended it"
     load(engine, script("fine"))
     assert "".join(received(engine)) == "fine"
+
+
+def test_a_child_that_computes_is_given_time_to_hear_cancel(engine: EngineProcess, script: Callable[..., str]) -> None:
+    load(engine, script({"text": "abcdef", "fail": "busy"}))
+    events = []
+    for event in engine.chat(ASK, GREEDY):
+        events.append(event)
+        if isinstance(event, Progress) and event.done == event.total:  # what comes next looks for no cancel for 3 s
+            engine.cancel()
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "cancelled"
+    assert engine.loaded is not None
+
+
+def test_a_cancel_that_finds_no_room_behind_a_long_request_comes_once_there_is_some(
+    engine: EngineProcess, script: Callable[..., str]
+) -> None:
+    for _ in engine.load(script({"text": "slow " * 1000, "token_s": 0.02}), LoadOptions(ctx_size=2**17)):
+        pass
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGSTOP)
+    going_on = threading.Timer(0.2, os.kill, (engine.pid, signal.SIGCONT))
+
+    def cancel() -> None:
+        engine.cancel()
+        going_on.start()
+
+    threading.Timer(0.1, cancel).start()
+    long = [Message(role="user", content="x" * (2**16 - 1024))]  # as much as a pipe holds
+    *_, end = engine.chat(long, GREEDY)
+    assert isinstance(end, Finished)
+    assert end.reason == "cancelled"
 
 
 def test_a_reader_that_was_held_up_ends_no_engine_that_has_stopped_meanwhile(
@@ -332,3 +368,13 @@ def test_a_child_that_was_killed_after_its_answer_loads_nothing_more(
     monkeypatch.setattr(engine._child, "poll", lambda: None)
     load(engine, "demo")
     assert received(engine)
+
+
+def test_a_load_that_was_over_when_it_was_closed_has_loaded(engine: EngineProcess, script: Callable[..., str]) -> None:
+    path = script("fine")
+    loading = engine.load(path, LoadOptions())
+    next(loading)
+    wait_for(lambda: list(running(user_paths().engines)), "it did not load")
+    loading.close()  # type: ignore[attr-defined]
+    assert engine.loaded is not None
+    assert "".join(received(engine)) == "fine"

@@ -8,7 +8,8 @@ A script: {"replies": ["text", {"text": "...", "token_s": 0.01, "fail": "error",
 Reply n (round and round) answers turn n. token_s: seconds between tokens, however they come about. step_s: seconds of a
 step, which yields several tokens where a draft is right: speculation is real here, the script stands in for the target.
 fail: "error" raises, "exit" ends the process, "kill" and "segv" send it that signal, "hang" never returns and ignores
-cancellation; each after `fail_after` tokens.
+cancellation, "busy" computes for 3 s before each token and ignores it meanwhile; each after `fail_after`
+tokens.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _START, _END = 256, 257
 _VOCAB_SIZE = 258
 _ASSISTANT = list(b"assistant")
 _PREFILL_CHUNK = 64
+_BUSY_S = 3.0
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -54,7 +56,7 @@ DEFAULT_REPLY = "I am the scripted backend: I repeat this sentence, whatever you
 class Reply:
     text: str = DEFAULT_REPLY
     token_s: float = 0.0
-    fail: Literal["error", "exit", "kill", "segv", "hang"] | None = None
+    fail: Literal["error", "exit", "kill", "segv", "hang", "busy"] | None = None
     fail_after: int = 0
 
 
@@ -298,5 +300,8 @@ def _fail(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "segv":
         ctypes.string_at(0)
-    while True:
+    while how == "hang":
         time.sleep(3600)
+    end = time.process_time() + _BUSY_S
+    while time.process_time() < end:
+        pass

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import gguf
 import llama_cpp
@@ -306,6 +307,24 @@ def test_a_cancelled_load_stops(demo_directory: Path) -> None:
         llamacpp.load(
             gguf_model(demo_directory / "demo-q8_0.gguf"), LoadOptions(n_gpu_layers=0), lambda _: None, cancel
         )
+
+
+def test_a_load_that_is_cancelled_while_its_weights_are_read_stops(
+    demo_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel, decode, is_whole = CancelToken(), LlamaCppBackend._decode, []
+
+    def cancelled(*step: Any) -> bool:
+        cancel.cancel()
+        is_whole.append(decode(*step))
+        return is_whole[-1]
+
+    monkeypatch.setattr(LlamaCppBackend, "_decode", cancelled)
+    with pytest.raises(RunnerError, match="cancelled"):
+        llamacpp.load(
+            gguf_model(demo_directory / "demo-q8_0.gguf"), LoadOptions(n_gpu_layers=0), lambda _: None, cancel
+        )
+    assert is_whole == [False]
 
 
 @pytest.mark.parametrize("has_amx", [False, True])

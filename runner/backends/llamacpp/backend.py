@@ -33,7 +33,7 @@ from runner.backends.llamacpp.saved_states import MOST_SAVED, SavedStates
 from runner.backends.llamacpp.threads import Threads
 from runner.backends.llamacpp.tokenizer import LlamaCppTokenizer
 from runner.config import LONGEST_DRAFT, LoadOptions, SamplingParams
-from runner.errors import RunnerError, UnsupportedModel
+from runner.errors import RunnerError, UnsupportedModel, loading_cancelled
 from runner.machine import devices
 from runner.quant.gguf_file import GgufHeader, read_header
 from runner.sampling import Constraint
@@ -63,7 +63,10 @@ class LlamaCppBackend(Backend):
             self._saved = SavedStates(self._context)
             self._open(model, header, options)
             if options.warmup:
-                self._warm_up()
+                with self._stopped_by(cancel):  # it reads all weights, from a slow disk perhaps
+                    self._warm_up()
+                if cancel.is_cancelled:
+                    raise loading_cancelled()
         except BaseException:
             self.close()
             raise

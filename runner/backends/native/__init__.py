@@ -55,10 +55,14 @@ def load(model: ReadyModel, options: LoadOptions, on_progress: LoadProgress, can
     with ThreadPoolExecutor(1, "tokenizer") as beside:  # it takes half a second, and holds the interpreter for a fifth
         tokenizer = beside.submit(open_tokenizer, model.directory)
         import_torch(for_gpu=options.n_gpu_layers != 0)
-        from runner.backends.native.opening import open_backend
+        from runner.backends.native.opening import let_go, open_backend
 
-        with no_garbage_collection():  # a mixture of experts has 19,000 tensors: looking for some took a second
-            return open_backend(model, tokenizer, options, on_progress, cancel)
+        try:
+            with no_garbage_collection():  # a mixture of experts has 19,000 tensors: looking for some took a second
+                return open_backend(model, tokenizer, options, on_progress, cancel)
+        except BaseException as error:
+            let_go(error)
+            raise
 
 
 def vocabulary(model: ReadyModel) -> tuple[str, ...]:

@@ -46,6 +46,10 @@ from runner.speculative.speculator import Speculator
 from runner.speculative.verify import choice_after, choices_of
 from runner.types import CancelToken, MemoryUse, ModelInfo, ReadyModel
 
+_NO_GRAPHS = (
+    "Decoding could not be recorded as a CUDA graph, most likely for want of memory, and is slower: "
+    "a smaller context (-c) leaves more."
+)
 _TIMED_STRIDES = 3
 _GREEDY = SamplingParams(temperature=0.0)
 _STEPS_ON_THE_DEVICE = (SamplingParams(temperature=1.0, seed=0), _GREEDY)
@@ -95,6 +99,8 @@ class NativeBackend(Backend):
     def _warm_up(self, cancel: CancelToken) -> None:
         self._last([0], cancel)
         self._record_steps()
+        if self._execution.lacks_graphs:
+            self.info = dataclasses.replace(self.info, note=f"{self.info.note} {_NO_GRAPHS}".strip())
         if not self._placement.is_gpu:
             started = time.perf_counter()
             self._last([0], cancel)

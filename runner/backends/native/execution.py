@@ -29,6 +29,7 @@ class Execution(Protocol):
     apart. message_lengths: tokens of prompts of which each kind is recorded after the first one of it, up to a message
     of a chat.
 
+    lacks_graphs: a step that was to be recorded could not be, and runs more slowly.
     weights_bytes, graphs_bytes: as allocated. workspace_bytes: all else that the device holds for it.
     """
 
@@ -41,6 +42,9 @@ class Execution(Protocol):
 
     @property
     def weights_bytes(self) -> int: ...
+
+    @property
+    def lacks_graphs(self) -> bool: ...
 
     @property
     def graphs_bytes(self) -> int: ...
@@ -135,7 +139,7 @@ class PlainExecution:
         self.cache = cache
         self.score_rows = 64
         self.strides: Sequence[int] = ()
-        self.overlaps = self.is_exact = False
+        self.overlaps = self.is_exact = self.lacks_graphs = False
         self.message_lengths: Sequence[int] = ()
         self._decoder: Decoder | None = decoder
         self._device = device

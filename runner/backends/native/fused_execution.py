@@ -79,6 +79,10 @@ class FusedExecution:
         return 0 if self._decoder is None else self._decoder.nbytes
 
     @property
+    def lacks_graphs(self) -> bool:
+        return self._graphs.has_refused
+
+    @property
     def graphs_bytes(self) -> int:
         return self._graphs.nbytes
 

@@ -50,6 +50,11 @@ class Graphs:
         self._refused: set[Hashable] = set()  # what could not be recorded is not tried again
         self._pool: Any = None
 
+    @property
+    def has_refused(self) -> bool:
+        """Whether a step could not be recorded: it is launched kernel by kernel."""
+        return bool(self._refused)
+
     def run(self, key: Hashable, state: Sequence[Tensor], step: Callable[[], Any]) -> Any:
         """What step() returns. state: the tensors that it changes and reads again, which recording must leave alone.
 

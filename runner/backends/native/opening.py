@@ -6,7 +6,10 @@ is asked for.
 
 from __future__ import annotations
 
+import gc
+import traceback
 from concurrent.futures import Future
+from contextlib import suppress
 
 import torch
 
@@ -82,6 +85,18 @@ def open_backend(
     for kept in (read_header, manifest_in):  # a mixture of experts' would hold 40 MB
         kept.forget()
     return backend
+
+
+def let_go(error: BaseException) -> None:
+    """Give back what a load that failed had made: else its traceback holds that, all of a model's weights perhaps."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with suppress(RuntimeError):  # of what failed before
+            torch.cuda.empty_cache()  # others need the memory: llama.cpp, and other programs
 
 
 def _packed_kinds(weights: Weights) -> list[tuple[str, int]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 from runner.backends import choose, native
 from runner.backends.base import Backend, Began, Prefill, Step
 from runner.backends.native import placement
+from runner.backends.native.blocks import Decoder
 from runner.config import LoadOptions, SamplingParams
 from runner.errors import DoesNotFit, RunnerError, UnsuitedOptions, UnsupportedModel
 from runner.machine import Limits
@@ -176,9 +178,16 @@ def test_a_cancelled_load_stops(tiny: Path) -> None:
         if fraction > 0.5:
             cancel.cancel()
 
-    with pytest.raises(RunnerError, match="cancelled"):
+    n_before = n_decoders()
+    with pytest.raises(RunnerError, match="cancelled") as held:
         native.load(ready(tiny), LoadOptions(n_gpu_layers=0, n_threads=1), stop_at_half, cancel)
     assert seen[-1] < 1.0
+    assert n_decoders() == n_before, f"of {held.value!r}"
+
+
+def n_decoders() -> int:
+    """Models in memory, garbage too."""
+    return sum(issubclass(type(one), Decoder) for one in gc.get_objects())
 
 
 def test_prefill_is_yielded_chunk_by_chunk(tiny: Path) -> None:

@@ -431,6 +431,23 @@ def test_the_loop_on_the_device_gives_the_tokens_that_the_host_would(
     assert difference(kernels.extend(history[-1:], "last", go_on), wanted) < 2e-5
 
 
+def test_decoding_that_cannot_be_recorded_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tmp_path, "llama-tied", num_hidden_layers=1, vocab_size=tiny_models.VOCAB)
+    model = tiny_models.ready(tmp_path)
+    backend = tiny_models.load(model, ctx_size=64, warmup=False)
+    config = read_config(tmp_path)
+    backend._execution = kernels = fused(config, open_weights(model, config))
+    monkeypatch.setattr(kernels._graphs, "_is_enabled", True)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Graphs, "_capture", full)
+    assert "recorded" not in backend.info.note
+    backend.warm_up(CancelToken())
+    assert "could not be recorded" in backend.info.note
+
+
 def test_the_loop_ends_where_the_context_does(tiny: tuple[ModelConfig, Weights]) -> None:
     kernels = fused(*tiny, n_ctx=len(PROMPT) + 4)
     kernels.extend(PROMPT, "none", go_on)
