@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from runner.backends import CHECKED_BY
 from runner.backends.base import common_prefix
-from runner.bench.bytes_read import kv_bytes_per_position, state_bytes, stored_weights, weights_read
+from runner.bench.bytes_read import cache_read, state_bytes, stored_weights, weights_read
 from runner.bench.events import BackendRefused, BenchEvent, BenchFinished, BenchStep
 from runner.bench.gates import parting_note
 from runner.bench.hashed_files import hashed_files
@@ -233,14 +233,14 @@ class Bench:
         try:
             stored = stored_weights(self._files)
             options = load_options(self._request, side.name, self._longest)
-            per_position = kv_bytes_per_position(self._files, options, side.loaded.info)
+            cache = cache_read(self._files, options, side.loaded.info)
             states = state_bytes(self._files)
         except RunnerError as error:
             side.note(f"How many bytes a token reads is not known: {error.message}")
             return
 
         def bytes_read(context: float, memory: MemoryUse) -> int:
-            return weights_read(stored, side.name, memory) + states + round(per_position * context)
+            return weights_read(stored, side.name, memory) + states + round(cache.at(context))
 
         side.bytes_read = bytes_read
 
