@@ -13,7 +13,7 @@ import argparse
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,9 @@ def write_gguf(target: Path, shape: Mapping[str, Any], mix: str) -> int:
     tensors = planned(config, mix)
     writer = GGUFWriter(target, _GGUF_NAMES[config.model_type])
     try:
-        write_model(writer, config, name="random weights")  # where a name has "phi3", llama.cpp wants tokens of Phi-3's
+        # The context as published: what runner converts ends at the window, in case llama.cpp has none.
+        whole = replace(config, sliding_window=None, sliding_layers=())
+        write_model(writer, whole, name="random weights")  # where a name has "phi3", llama.cpp wants tokens of Phi-3's
         if config.experts is not None:
             writer.add_expert_count(config.experts.count)
             writer.add_expert_used_count(config.experts.per_token)
