@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import new_file, positive
 from gguf import GGML_QUANT_SIZES, GGUFWriter, LlamaFileType
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
@@ -226,8 +227,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=[name for name in SHAPES if name != "tiny"])
     parser.add_argument("mix", choices=MIXES)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--layers", type=int)
+    parser.add_argument("output", type=new_file)
+    parser.add_argument("--layers", type=positive)
     asked = parser.parse_args()
     started = time.perf_counter()
     size = write_gguf(asked.output, config_of(asked.shape, asked.layers), asked.mix)
