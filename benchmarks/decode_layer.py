@@ -24,6 +24,7 @@ from typing import Any
 
 import timing
 import torch
+from arguments import positive
 from generation import device_step_s, fill, run_ahead, run_passes
 from random_models import RECIPE_NAMES, about_bytes, fused_execution, write_directory
 from records import Report, Table, add_arguments, origin, require_gpu, say
@@ -198,10 +199,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama-3.1-8b"])
     parser.add_argument("--format", nargs="+", choices=RECIPE_NAMES, default=["mq4"])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1], help="tokens of a step")
+    parser.add_argument("--rows", type=positive, nargs="+", default=[1], help="tokens of a step")
     parser.add_argument("--depth", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--layers", type=int, help="fewer than the shape has")
+    parser.add_argument("--steps", type=positive, default=20)
+    parser.add_argument("--layers", type=positive, help="fewer than the shape has")
     parser.add_argument("--work", type=Path)
     add_arguments(parser)
     asked = parser.parse_args()

@@ -25,6 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 import llama_cpp
+from arguments import existing, positive
 
 import runner
 from runner.backends.llamacpp.library import model_params
@@ -156,10 +157,10 @@ def overhead(ours: list[float], theirs: list[float]) -> tuple[float, float, floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, nargs="?", default=builtin("models/demo") / "demo-q8_0.gguf")
-    parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("model", type=existing, nargs="?", default=builtin("models/demo") / "demo-q8_0.gguf")
+    parser.add_argument("--tokens", type=positive, default=200)
+    parser.add_argument("--rounds", type=positive, default=24)
+    parser.add_argument("--threads", type=positive, default=default_threads())
     args = parser.parse_args()
     print(f"{args.model.name}, {args.tokens} tokens, {args.rounds} rounds, {args.threads} threads")
     print(f"llama-cpp-python {llama_cpp.__version__}, runner {runner.__version__}")

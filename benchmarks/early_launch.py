@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import timing
 import torch
+from arguments import positive
 from generation import fill, run_ahead
 from random_models import RECIPE_NAMES, about_bytes, fused_execution, write_directory
 from records import Report, Table, add_arguments, origin, require_gpu, say
@@ -56,7 +57,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES), default="llama-3.1-8b")
     parser.add_argument("--format", choices=RECIPE_NAMES, default="mq4")
-    parser.add_argument("--layers", type=int, default=16, help="fewer than the shape has; rows say so")
+    parser.add_argument("--layers", type=positive, default=16, help="fewer than the shape has; rows say so")
     parser.add_argument("--depths", type=int, nargs="+", default=[16, 4000])
     parser.add_argument("--work", type=Path, help="where the model is made; default: in memory, if there is room")
     add_arguments(parser)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from arguments import existing, positive
 from sampling import SETTINGS, make_logits
 
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
@@ -84,8 +85,10 @@ def per_token(tokenizer: HuggingFaceTokenizer, grammars: Grammars, grammar: Gram
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tokenizers", nargs="*", type=Path, default=[DEMO], help="directories with a tokenizer.json")
-    parser.add_argument("--vocab", type=int, nargs="*", help="vocabulary sizes, where config.json does not say")
+    parser.add_argument(
+        "tokenizers", nargs="*", type=existing, default=[DEMO], help="directories with a tokenizer.json"
+    )
+    parser.add_argument("--vocab", type=positive, nargs="*", help="vocabulary sizes, where config.json does not say")
     arguments = parser.parse_args()
     print(f"{'import of llguidance':34s}{timed(lambda: __import__('llguidance')) * 1e3:9.0f} ms")
     rows = []

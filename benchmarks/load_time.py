@@ -34,6 +34,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
 
+from arguments import positive
 from workplace import workplace
 
 STAGES = ("interpreter", "imports", "files", "weights", "kernels", "prefill", "first token")
@@ -189,9 +190,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("model", type=Path, nargs="?", help="a packed model's directory")
     parser.add_argument("--make", metavar="SHAPE", help="make one of that shape (shapes.py)")
     parser.add_argument("--format", choices=["mq4", "mq4-uniform"], default="mq4")
-    parser.add_argument("--layers", type=int, help="fewer than the shape has")
+    parser.add_argument("--layers", type=positive, help="fewer than the shape has")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where the made model stays")
-    parser.add_argument("--ctx-size", type=int, default=2048)
+    parser.add_argument("--ctx-size", type=positive, default=2048)
     parser.add_argument("--prompts", type=int, nargs="+", default=[N_PROMPT], metavar="N", help="tokens of the prompt")
     parser.add_argument("--repeats", type=int, default=3, help="with compiled kernels")
     parser.add_argument("--ready", action="store_true", help="as many runs that get ready before the prompt")

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import timing
 import torch
+from arguments import positive
 from random_models import RECIPE_NAMES, random_matrix
 from records import Origin, Report, Table, add_arguments, origin, require_gpu, say
 from shapes import SHAPES
@@ -246,7 +247,7 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", choices=dense, default=["llama-3.1-8b", "qwen3-0.6b"])
     parser.add_argument("--format", nargs="+", choices=RECIPE_NAMES, default=["mq4"])
     parser.add_argument("--layout", nargs="+", choices=["fragments", "planes"], help="default: the device's own")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 512, 2048])
+    parser.add_argument("--rows", type=positive, nargs="+", default=[1, 2, 4, 8, 16, 512, 2048])
     parser.add_argument("--matrix", nargs="+", help="only these of qkv, o, gate+up, down, head")
     add_arguments(parser)
     asked = parser.parse_args()

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import timing
 import torch
+from arguments import positive
 from generation import decode, device_step_s, prefill, prefill_after, rows_step
 from peers import Measured, llama_bench, test_name, wheel
 from random_models import RECIPE_NAMES, about_bytes, ready, write_directory
@@ -246,12 +247,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=[name for name in SHAPES if name != "tiny"])
     parser.add_argument("--format", nargs="+", choices=RECIPE_NAMES, default=["mq4"])
-    parser.add_argument("--layers", type=int, help="fewer than the shape has; rows say so")
+    parser.add_argument("--layers", type=positive, help="fewer than the shape has; rows say so")
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--messages", type=int, nargs="*", default=[], help="prompts after each of --depths above 0")
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 4096, 32768])
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("-r", "--repetitions", type=int, default=3, help="of each test in each pass")
+    parser.add_argument("--tokens", type=positive, default=128)
+    parser.add_argument("-r", "--repetitions", type=positive, default=3, help="of each test in each pass")
     parser.add_argument("--llama-bench", type=Path, metavar="DIR", help="a build of llama.cpp with its libraries")
     parser.add_argument("--mix", nargs="+", choices=["q4_k_m", "q4_0", "mxfp4_moe"], default=["q4_k_m"])
     parser.add_argument("--wheel", nargs="?", const="", metavar="DIR", help="llama-cpp-python; DIR: other libraries")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import speed_plots
+from arguments import existing
 from records import SCHEMA
 
 CHECKOUT = Path(__file__).parent.parent
@@ -382,8 +383,8 @@ def replaced(page: str, name: str, text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("lines", type=Path, nargs="?", default=CHECKOUT / "docs" / "benchmarks.jsonl")
-    parser.add_argument("--docs", type=Path, default=CHECKOUT / "docs", help="where BENCHMARKS.md is")
+    parser.add_argument("lines", type=existing, nargs="?", default=CHECKOUT / "docs" / "benchmarks.jsonl")
+    parser.add_argument("--docs", type=existing, default=CHECKOUT / "docs", help="where BENCHMARKS.md is")
     asked = parser.parse_args()
     path = asked.docs / "BENCHMARKS.md"
     try:

@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 import timing
+from arguments import existing, positive
 from generation import fill, pass_s
 from random_models import RECIPE_NAMES, about_bytes, fused_execution, write_directory
 from records import Report, Table, add_arguments, origin, require_gpu, say
@@ -35,9 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
     parser.add_argument("--format", choices=RECIPE_NAMES, default="mq4")
-    parser.add_argument("--layers", type=int, help="fewer than the shape has")
-    parser.add_argument("--model", type=Path, help="a packed model that is there, in place of a shape")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[20, 64, 128, 256, 512, 1024, 2048])
+    parser.add_argument("--layers", type=positive, help="fewer than the shape has")
+    parser.add_argument("--model", type=existing, help="a packed model that is there, in place of a shape")
+    parser.add_argument("--tokens", type=positive, nargs="+", default=[20, 64, 128, 256, 512, 1024, 2048])
     parser.add_argument("--depth", type=int, default=0, help="tokens before them")
     parser.add_argument("--work", type=Path)
     add_arguments(parser)

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arguments import existing, positive
+
 _LIBRARIES = ("llama", "ggml", "ggml-base", "mtmd")
 
 
@@ -172,12 +174,12 @@ def _measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=existing)
     parser.add_argument("--prompt", type=int, nargs="*", default=[512])
     parser.add_argument("--message", type=int, nargs="*", default=[])
     parser.add_argument("--depth", type=int, nargs="*", default=[0])
-    parser.add_argument("--n-gen", type=int, default=128)
-    parser.add_argument("-r", "--repetitions", type=int, default=3)
+    parser.add_argument("--n-gen", type=positive, default=128)
+    parser.add_argument("-r", "--repetitions", type=positive, default=3)
     parser.add_argument("--on-gpu", action="store_true", help="end with a message where no layer is on a GPU")
     asked = parser.parse_args()
     print(json.dumps(_measure(asked)))

@@ -28,6 +28,7 @@ import dense_weights
 import quality_page
 import quality_plots
 import synthetic_weights
+from arguments import existing, positive
 
 import runner
 from runner.evaluation.weight_error import layer_matrices, mean_relative_error, relative_error
@@ -196,11 +197,11 @@ def rows_of(wanted: Sequence[Format], inputs: Inputs, work: Path, *, again: bool
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="a Hugging Face directory in bf16 or f16")
-    parser.add_argument("--text", type=Path, action="append", help="a UTF-8 text; repeatable")
+    parser.add_argument("--model", type=existing, required=True, help="a Hugging Face directory in bf16 or f16")
+    parser.add_argument("--text", type=existing, action="append", help="a UTF-8 text; repeatable")
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--windows", default="20", help="of each text, or all")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=positive)
     parser.add_argument("--formats", nargs="+", metavar="NAME", help="only these rows of the table")
     parser.add_argument("--weights-alone", action="store_true", help="also llama.cpp's formats decoded to float32")
     parser.add_argument("--parse-special", action="store_true", help="the texts have control tokens, as chats do")

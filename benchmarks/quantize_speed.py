@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import torch
+from arguments import positive
 from safetensors.torch import save_file
 from shapes import SHAPES, config_of
 
@@ -86,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     dense = [name for name, shape in SHAPES.items() if "num_experts" not in shape]
     parser.add_argument("--shape", choices=dense, default="llama-3.1-8b")
-    parser.add_argument("--layers", type=int)
+    parser.add_argument("--layers", type=positive)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--work", type=Path)
     arguments = parser.parse_args()

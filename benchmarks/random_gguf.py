@@ -13,12 +13,13 @@ import argparse
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arguments import new_file, positive
 from gguf import GGML_QUANT_SIZES, GGUFWriter, LlamaFileType
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
@@ -185,7 +186,9 @@ def write_gguf(target: Path, shape: Mapping[str, Any], mix: str) -> int:
     tensors = planned(config, mix)
     writer = GGUFWriter(target, _GGUF_NAMES[config.model_type])
     try:
-        write_model(writer, config, name="random weights")  # where a name has "phi3", llama.cpp wants tokens of Phi-3's
+        # The context as published: what runner converts ends at the window, in case llama.cpp has none.
+        whole = replace(config, sliding_window=None, sliding_layers=())
+        write_model(writer, whole, name="random weights")  # where a name has "phi3", llama.cpp wants tokens of Phi-3's
         if config.experts is not None:
             writer.add_expert_count(config.experts.count)
             writer.add_expert_used_count(config.experts.per_token)
@@ -224,8 +227,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=[name for name in SHAPES if name != "tiny"])
     parser.add_argument("mix", choices=MIXES)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--layers", type=int)
+    parser.add_argument("output", type=new_file)
+    parser.add_argument("--layers", type=positive)
     asked = parser.parse_args()
     started = time.perf_counter()
     size = write_gguf(asked.output, config_of(asked.shape, asked.layers), asked.mix)

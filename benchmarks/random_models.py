@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from arguments import positive
 from shapes import SHAPES, config_of
 from torch import Tensor
 
@@ -259,7 +260,7 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("recipe", choices=RECIPE_NAMES)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--layers", type=int)
+    parser.add_argument("--layers", type=positive)
     asked = parser.parse_args()
     if asked.output.exists():
         parser.error(f"{asked.output} is there already: give another path, or remove it")

@@ -11,6 +11,7 @@ import statistics
 import time
 
 import numpy as np
+from arguments import positive
 from numpy.typing import NDArray
 
 from runner.config import SamplingParams
@@ -50,7 +51,7 @@ def microseconds(logits: NDArray[np.float32], params: SamplingParams) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vocab", type=int, nargs="+", default=[8192, 151_936], help="vocabulary sizes")
+    parser.add_argument("--vocab", type=positive, nargs="+", default=[8192, 151_936], help="vocabulary sizes")
     sizes = parser.parse_args().vocab
     columns = [(size, kind) for size in sizes for kind in ("peaked", "flat")]
     print(f"{'us a token':34s}" + "".join(f"{f'{size} {kind}':>16s}" for size, kind in columns))

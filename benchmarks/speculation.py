@@ -23,10 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from arguments import existing, positive
 from both_ways import Found, Rows, eager, followed, show_steps
 from prompt_files import FilePrompt, read_prompts
 from records import Report, add_arguments, origin, require_gpu, say
 from scripted_drafts import ScriptedDrafter, adversaries, suffix_script
+from shapes import SHAPES, config_of
 
 from runner.backends.base import Backend
 from runner.bench.genre_meter import GenreMeter, Pair, PairMeter
@@ -128,7 +130,6 @@ def worst(asked: argparse.Namespace, report: Report) -> int:
 def random_model(asked: argparse.Namespace) -> Iterator[Backend]:
     """A model of the shape, with random weights, in this process."""
     from random_models import about_bytes, ready, write_directory
-    from shapes import config_of
     from workplace import workplace
 
     from runner.backends.native import load
@@ -255,12 +256,12 @@ def parse() -> argparse.Namespace:
     for name, question in QUESTIONS.items():
         one = questions.add_parser(name, help=question.__doc__)
         if name == "prompts":
-            one.add_argument("path", type=Path, help="a file of JSON lines, or a directory of them")
-            one.add_argument("--limit", type=int, help="so many prompts of each category")
+            one.add_argument("path", type=existing, help="a file of JSON lines, or a directory of them")
+            one.add_argument("--limit", type=positive, help="so many prompts of each category")
             one.add_argument("--eager", action="store_true", help="verify every guess, though it may not pay")
         if name in ("texts", "trace"):
-            one.add_argument("--shape", default="llama-3.1-8b")
-            one.add_argument("--layers", type=int, help="fewer than the shape has; rows say so")
+            one.add_argument("--shape", choices=[name for name in SHAPES if name != "tiny"], default="llama-3.1-8b")
+            one.add_argument("--layers", type=positive, help="fewer than the shape has; rows say so")
             one.add_argument("--recipe", default="mq4")
             one.add_argument("--work", type=Path, help="where the model is made; default: in memory, if there is room")
         else:
@@ -269,11 +270,11 @@ def parse() -> argparse.Namespace:
             one.add_argument("--spec", nargs="+", default=["suffix"])
             one.add_argument("--draft", help="the model that drafts, for --spec model")
             one.add_argument("--draft-max", type=int, default=LONGEST_DRAFT)
-            one.add_argument("-c", "--ctx-size", type=int)
+            one.add_argument("-c", "--ctx-size", type=positive)
         one.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.7])
-        one.add_argument("--tokens", type=int, default=_TOKENS[name])
-        one.add_argument("-r", "--repetitions", type=int, default=5)
-        one.add_argument("-t", "--threads", type=int)
+        one.add_argument("--tokens", type=positive, default=_TOKENS[name])
+        one.add_argument("-r", "--repetitions", type=positive, default=5)
+        one.add_argument("-t", "--threads", type=positive)
         add_arguments(one)
     return parser.parse_args()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from arguments import positive
 
 from runner.sampling import gumbel
 from runner.speculative.rejection import Probabilities, drafted, optimum, verified
@@ -54,8 +55,8 @@ def accepted_by_rejection(p: Probabilities, q: Probabilities, n: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", type=int, default=4000, help="samples of each pair")
-    parser.add_argument("--vocab", type=int, default=200)
+    parser.add_argument("-n", type=positive, default=4000, help="samples of each pair")
+    parser.add_argument("--vocab", type=positive, default=200)
     args = parser.parse_args()
     columns = ("TV", "optimum", "rejection", "match", "its bound", "own noise", "greedy")
     print(f"{'target':>7} {'drafter':>8} " + " ".join(f"{name:>9}" for name in columns))

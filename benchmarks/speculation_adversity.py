@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+from arguments import positive
 from simulated_machines import Machine, Trace, World, answer, speculate
 
 PROMISED = 0.97
@@ -107,7 +108,7 @@ def gains_of(seed: int, spoil: Spoil, *, is_early: bool = False) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--machines", type=int, default=500)
+    parser.add_argument("--machines", type=positive, default=500)
     asked = parser.parse_args()
     for is_early in (False, True):
         print("\nplain steps that begin early:" if is_early else "steps that are waited for:")

@@ -18,6 +18,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from arguments import positive
 from simulated_machines import DRAFT_MAX, N_BUCKETS, Machine, Trace, World, answer, plain, play, speculate
 
 from runner.speculative.control import EagerController
@@ -158,8 +159,8 @@ def fixed(trace: Trace, machine: Machine) -> tuple[int, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512, 2048])
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--tokens", type=positive, nargs="+", default=[128, 512, 2048])
+    parser.add_argument("--seeds", type=positive, default=8)
     args = parser.parse_args()
     machines = (*MACHINES, replace(MODEL, name="model, grows tenfold", draft_grows_at=0.5))
     heads = f"{'gain':>6} {'worst':>6} {'later':>6} {'fixed':>9} {'oracle':>7} {'eager':>6}"

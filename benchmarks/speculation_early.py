@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
+from arguments import positive
 from records import Table
 from tokenizers import Tokenizer
 
@@ -205,8 +206,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--genres", action="store_true")
     parser.add_argument("--step-us", type=float, nargs="+")
-    parser.add_argument("--answers", type=int)
-    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--answers", type=positive)
+    parser.add_argument("--tokens", type=positive, default=400)
     asked = parser.parse_args()
     columns = ["step us", "drafts", "text              ", "gain of each answer               ", "rounds that verified"]
     table = Table(columns)

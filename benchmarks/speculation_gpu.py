@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import timing
+from arguments import positive
 from generation import device_step_s, prompt
 from model_drafts import InItsTime, show_drafts
 from random_models import RECIPE_NAMES, about_bytes, ready, write_directory
@@ -229,11 +230,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=[name for name in SHAPES if name != "tiny"], default="llama-3.1-8b")
     parser.add_argument("--format", choices=RECIPE_NAMES, default="mq4")
-    parser.add_argument("--layers", type=int, help="fewer than the shape has; rows say so")
+    parser.add_argument("--layers", type=positive, help="fewer than the shape has; rows say so")
     parser.add_argument("--draft", choices=[*SHAPES, "none"], help="default: qwen3-0.6b, or the shape itself for demos")
     parser.add_argument("--depth", type=int, default=512, help="tokens of context before those that are decoded")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("-r", "--repetitions", type=int, default=3)
+    parser.add_argument("--tokens", type=positive, default=256)
+    parser.add_argument("-r", "--repetitions", type=positive, default=3)
     parser.add_argument("--work", type=Path, help="where the model is made; default: in memory, if there is room")
     add_arguments(parser)
     return parser.parse_args()

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from random import Random
 
+from arguments import positive
+
 from runner.backends.native.decode_loop import STRIDES
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.drafter import NO_DRAFT, Draft, Drafter, DrafterName, Gate
@@ -211,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--history", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_argument("--step-ms", type=float, nargs="+", default=[0.16, 10.0])
-    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--tokens", type=positive, default=4096)
     asked = parser.parse_args()
     print(f"{'step ms':>8} {'drafter':14} {'history':>8} {'look':>7} {'other':>7} {'all':>7} {'asked':>7}")
     for step_ms in asked.step_ms:

@@ -13,6 +13,7 @@ import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
+from arguments import existing
 from tokenizers import Tokenizer
 
 import runner
@@ -48,7 +49,7 @@ def steps(drafter: SuffixDrafter, tokens: Sequence[int]) -> dict[int, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path, nargs="*")
+    parser.add_argument("text", type=existing, nargs="*")
     files = parser.parse_args().text or sorted(Path(runner.__file__).parent.glob("*.py"))
     tokenizer = Tokenizer.from_file(str(builtin("models/demo") / "tokenizer.json"))
     tokens = tokenizer.encode("".join(path.read_text(encoding="utf-8") for path in files)).ids

@@ -21,6 +21,7 @@ from typing import Final
 from unittest.mock import patch
 
 import timing
+from arguments import positive
 from generation import device_step_s, fill, rows_step
 from random_models import RECIPE_NAMES, about_bytes, fused_execution, write_directory
 from records import Report, Table, add_arguments, origin, require_gpu, say
@@ -119,8 +120,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("choices", nargs="*", metavar="CHOICE", help='like "gate:warps=2,depth=3 qkv:warps=4"')
     parser.add_argument("--shape", choices=dense, default="llama-3.1-8b")
     parser.add_argument("--format", choices=RECIPE_NAMES, default="mq4")
-    parser.add_argument("--layers", type=int, help="fewer than the shape has; rows say so")
-    parser.add_argument("--rows", type=int, nargs="*", default=[2, 8, 16], help="of the steps of several")
+    parser.add_argument("--layers", type=positive, help="fewer than the shape has; rows say so")
+    parser.add_argument("--rows", type=positive, nargs="*", default=[2, 8, 16], help="of the steps of several")
     parser.add_argument("--work", type=Path, help="where the model is made; default: in memory, if there is room")
     add_arguments(parser)
     asked = parser.parse_args()

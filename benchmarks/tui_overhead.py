@@ -33,6 +33,7 @@ import pexpect
 import psutil
 import pyte
 import records
+from arguments import positive
 
 from runner.bench.process import BenchProcess
 from runner.bench.tasks import Task
@@ -249,10 +250,10 @@ def rows_of(found: dict[str, list[Measured]]) -> Iterator[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--tokens", type=positive, default=256)
+    parser.add_argument("--rounds", type=positive, default=4)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=default_threads(), help="of the engine, on a processor")
+    parser.add_argument("--threads", type=positive, default=default_threads(), help="of the engine, on a processor")
     parser.add_argument("--size", default="120x40", help="columns x lines of the terminal")
     records.add_arguments(parser)
     args = parser.parse_args()

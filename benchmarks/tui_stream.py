@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pexpect
+from arguments import positive
 from textual.app import App, ComposeResult
 from textual.widgets import Input
 
@@ -226,7 +227,7 @@ def show(row: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--tokens", type=positive, default=20_000)
     parser.add_argument("--rate", type=float, default=400.0)
     parser.add_argument("--turns", type=int, default=500)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))

@@ -107,6 +107,10 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(tmp_path: Path) -> N
     for arguments, reason in (
         (("load_time.py", str(tmp_path)), "no packed model"),
         (("load_time.py",), "give a packed model's directory"),
+        (("grammar.py", str(tmp_path / "none")), "there is no"),
+        (("random_gguf.py", "demo", "q4_0", str(tmp_path / "none" / "made.gguf")), "cannot be written"),
+        (("speculation.py", "texts", "--shape", "nope"), "invalid choice: 'nope'"),
+        (("sampling.py", "--vocab", "0"), "it is 0, and must be 1 or more"),
     ):
         done = run(*arguments)
         assert done.returncode == 2

@@ -158,6 +158,7 @@ def test_a_shape_that_is_not_quite_llamas_is_one_that_llama_cpp_runs(tmp_path: P
     shape = shape | SMALL_SIZES | ({"sliding_window": 16} if "sliding_window" in shape else {})
     path = tmp_path / "random.gguf"
     random_gguf.write_gguf(path, shape, "mxfp4_moe" if shape["model_type"] == "gpt_oss" else "q4_k_m")
+    assert read_header(path).of_architecture("context_length") == shape["max_position_embeddings"]
     model = ReadyModel(
         name="random", format="gguf", weights=(path,), directory=tmp_path, size_bytes=path.stat().st_size
     )

@@ -7,14 +7,16 @@ embeddings are left out: they are thousands of times less.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from runner.config import LoadOptions
 from runner.fit import estimate, read_facts
 from runner.machine import devices
-from runner.model_config import parse_model_config
+from runner.model_config import num_parameters, parse_model_config
+from runner.model_config.shapes import config_shape
 from runner.quant.gguf_file import GgufHeader, read_header
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import read_header as read_safetensors
@@ -23,24 +25,44 @@ from runner.types import BackendName, MemoryUse, ModelInfo, ReadyModel
 
 _BLOCK: Final = 4096  # a context that every backend allocates as it is
 _PAST_BYTES: Final = 4  # of an element of a convolution's past: a hundredth of its layer's state or less
+_AS_STORED: Final = 1.25  # times the files: what holds more has unpacked them
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWeights:
-    """Bytes of all tensors in the files, and of those, on average, that one token needs."""
+    """Bytes of all tensors in the files, and of those, on average, that one token needs.
+
+    share: of all weights those that it needs, each counted as one however many bits the file has for it.
+    """
 
     total_bytes: int
     read_bytes: int
+    share: float
 
-    @property
-    def share(self) -> float:
-        return self.read_bytes / self.total_bytes if self.total_bytes else 0.0
+    def share_of(self, held_bytes: int) -> float:
+        """Of weights that take so many bytes where they are held: as they are stored, or all in one type."""
+        is_unpacked = held_bytes > _AS_STORED * self.total_bytes
+        return self.share if is_unpacked or not self.total_bytes else self.read_bytes / self.total_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheRead:
+    """What a token reads of the KV cache. per_position: bytes, and how many positions are read at most, 0 for all."""
+
+    per_position: tuple[tuple[float, int], ...] = ()
+
+    def at(self, context: float) -> float:
+        """Bytes, with so many positions before it."""
+        return sum(size * (min(context, most) if most else context) for size, most in self.per_position)
+
+
+NOTHING_CACHED: Final = CacheRead()
 
 
 def stored_weights(model: ReadyModel) -> StoredWeights:
     """Read the headers. Raises BadModelFile, UnsupportedModel."""
     if model.format == "script":
-        return StoredWeights(total_bytes=0, read_bytes=0)
+        return StoredWeights(total_bytes=0, read_bytes=0, share=0.0)
     if model.format == "gguf":
         return _of_gguf([read_header(path) for path in model.weights])
     sizes = {name: tensor.nbytes for path in model.weights for name, tensor in read_safetensors(path).items()}
@@ -50,49 +72,70 @@ def stored_weights(model: ReadyModel) -> StoredWeights:
 def _of_gguf(headers: list[GgufHeader]) -> StoredWeights:
     count, used = headers[0].of_architecture("expert_count"), headers[0].of_architecture("expert_used_count")
     is_sparse = isinstance(count, int) and isinstance(used, int) and 0 < used <= count
-    sizes = {tensor.name: tensor.size_bytes for header in headers for tensor in header.tensors}
-    embeddings = {"token_embd.weight"} if "output.weight" in sizes else set[str]()
-    experts = {name for name in sizes if "_exps." in name}
-    return _summed(sizes, embeddings, experts, used / count if is_sparse else 1.0)
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    unread = _unread({tensor.name for tensor in tensors})
+    experts = {tensor.name for tensor in tensors if "_exps." in tensor.name}
+    idle = 1 - used / count if is_sparse else 0.0
+    total, read = _summed({tensor.name: tensor.size_bytes for tensor in tensors}, unread, experts, idle)
+    weights, needed = _summed({tensor.name: tensor.num_values for tensor in tensors}, unread, experts, idle)
+    return StoredWeights(total_bytes=total, read_bytes=round(read), share=needed / max(1, weights))
+
+
+def _unread(names: AbstractSet[str]) -> set[str]:
+    """Embeddings, of which a token reads a row, and the layers that predict tokens further on, which only draft."""
+    embeddings = {"per_layer_token_embd.weight", *(["token_embd.weight"] if "output.weight" in names else [])}
+    drafting = tuple({name.partition("nextn.")[0] for name in names if ".nextn." in name})
+    return {name for name in names if name in embeddings or name.startswith(drafting)}
 
 
 def _of_checkpoint(sizes: Mapping[str, int], plain_config: Mapping[str, object]) -> StoredWeights:
     """sizes: bytes by tensor name; a packed matrix is several tensors with the matrix's name in front.
 
-    What is no text model's, and heads that draft, are not loaded.
+    What is no text model's, heads that draft, and a copy of tied embeddings are not loaded.
     """
     config = parse_model_config(plain_config)
-    sizes = of_text_model(sizes, config.model_type)
-    is_tied = config.tie_word_embeddings and not any(name.startswith("lm_head.") for name in sizes)
+    head, is_tied = "lm_head.", config.tie_word_embeddings
+    found = of_text_model(sizes, config.model_type)
+    sizes = {name: size for name, size in found.items() if not (is_tied and name.startswith(head))}
     embeddings = set[str]() if is_tied else {name for name in sizes if name.startswith("model.embed_tokens.")}
     experts = {name for name in sizes if ".mlp.experts." in name}
-    share = config.experts.per_token / config.experts.count if config.experts else 1.0
-    return _summed(sizes, embeddings, experts, share)
+    idle = 1 - config.experts.per_token / config.experts.count if config.experts else 0.0
+    total, read = _summed(sizes, embeddings, experts, idle)
+    rows = 0 if is_tied else config.vocab_size * config.hidden_size
+    needed = config_shape(plain_config).num_active_parameters - rows
+    return StoredWeights(total_bytes=total, read_bytes=round(read), share=needed / num_parameters(config))
 
 
-def _summed(sizes: Mapping[str, int], unread: Iterable[str], experts: Iterable[str], used: float) -> StoredWeights:
-    total = sum(sizes.values())
-    idle = (1 - used) * sum(sizes[name] for name in experts)
-    return StoredWeights(total_bytes=total, read_bytes=round(total - sum(sizes[name] for name in unread) - idle))
+def _summed(
+    sizes: Mapping[str, int], unread: AbstractSet[str], experts: AbstractSet[str], idle: float
+) -> tuple[int, float]:
+    """All, and what a token reads. idle: the share of the experts that it is not sent to."""
+    read = sum(size * (1 - idle if name in experts else 1) for name, size in sizes.items() if name not in unread)
+    return sum(sizes.values()), read
 
 
 def weights_read(stored: StoredWeights, backend: BackendName, memory: MemoryUse) -> int:
     """Bytes of weights a token reads. llama.cpp reads them as they are stored, native as it holds them."""
-    return round(stored.share * memory.weights_bytes) if backend == "native" else stored.read_bytes
+    held = memory.weights_bytes
+    return round(stored.share_of(held) * held) if backend == "native" else stored.read_bytes
 
 
-def kv_bytes_per_position(model: ReadyModel, options: LoadOptions, info: ModelInfo) -> float:
-    """Bytes of the KV cache that one more token of context makes each token read. Raises BadModelFile.
+def cache_read(model: ReadyModel, options: LoadOptions, info: ModelInfo) -> CacheRead:
+    """What a token reads of the KV cache. Raises BadModelFile.
 
-    Layers with a window are counted as if they read all: no more is known of what a backend does with them.
+    Of layers with a window native reads no more than that; llama.cpp keeps all positions and goes through them.
     """
     facts = read_facts(model)
     if not facts.shape.caches:
-        return 0.0
+        return NOTHING_CACHED
     n_gpu_layers = options.n_gpu_layers if info.n_gpu_layers else 0
     wanted = dataclasses.replace(options, ctx_size=_BLOCK, n_gpu_layers=n_gpu_layers)
     fit = estimate(facts, wanted, devices(), info.backend)
-    return sum(part.size_bytes for part in fit.kv_parts if part.kind != "state") / _BLOCK
+    is_window_read = info.backend == "native"
+    parts = [part for part in fit.kv_parts if part.kind != "state"]
+    return CacheRead(
+        per_position=tuple((part.size_bytes / _BLOCK, part.window if is_window_read else 0) for part in parts)
+    )
 
 
 def state_bytes(model: ReadyModel) -> int:

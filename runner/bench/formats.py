@@ -237,7 +237,7 @@ def _markdown_cells(run: BenchRun, row: BenchRow) -> Mapping[str, str]:
         "size": f"{run.size_bytes / 2**30:.2f} GiB" if run.size_bytes >= 2**30 else f"{run.size_bytes / 2**20:.2f} MiB",
         "params": f"{run.num_parameters / 1e9:.2f} B" if run.num_parameters >= 1e9 else _millions(run),
         "backend": f"{row.backend} ({_KINDS[run.machine.kind]})",
-        "test": row.test,
+        "test": escaped(row.test),
         "t/s": _result(row),
         "plain": plain_cell(row),
         "gain": gain_cell(row),

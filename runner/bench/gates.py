@@ -17,6 +17,8 @@ from runner.types import BackendName
 _LEAST_AGREEMENT: Final = 0.5
 # Random weights guess worse than blindly by some; weights that are read wrongly are confidently wrong, and far beyond.
 _GUESSING: Final = 1.5
+# Where zeros have taken the place of weights, every token is as likely as any other, to the last digit or nearly.
+_BLIND: Final = 1e-4
 # What docs/SPECULATION.md says under "Exactness": on other backends a difference is a mistake.
 _REMEDY: Final = ", with several threads and more than 256 tokens of context: with -t 1 or --kv-type bf16 it does not)"
 _ON_A_GPU: Final = "on a GPU, where --backend native does not"
@@ -88,6 +90,10 @@ def check_fault(check: SelfCheck, vocab_size: int, *, is_random: bool) -> str | 
     if check.n_agreeing < _LEAST_AGREEMENT * check.n_ids:
         agree = f"they agree on {check.n_agreeing} of {check.n_ids} tokens"
         return f"decoding and scoring contradict each other: {agree}{_DAMAGED}"
+    if abs(check.perplexity / vocab_size - 1) < _BLIND:
+        return (
+            f"its perplexity on English is {check.perplexity:.0f}, all of the vocabulary: it guesses blindly{_DAMAGED}"
+        )
     if check.perplexity > _GUESSING * vocab_size and not is_random:
         return (
             f"its perplexity on English is {check.perplexity:.3g}, worse than guessing among {vocab_size} tokens "

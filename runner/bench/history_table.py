@@ -109,16 +109,26 @@ def _gains(backend: BenchBackend) -> str:
     )
 
 
-TrendKey: TypeAlias = tuple[str, str, str, str, str]
+Measured: TypeAlias = tuple[str, ...]
+TrendKey: TypeAlias = tuple[Measured, str, str]
+
+
+def what_was_measured(run: BenchRun) -> Measured:
+    """The model, the device, and how it was loaded and drafted for: runs that differ in these are of no one trend."""
+    options = run.options
+    loading = (options.kv_type, options.n_gpu_layers, options.n_threads, options.batch_size)
+    drafting = (options.speculation, options.draft, options.draft_file) if options.genres else ()
+    return (run.model, run.quantization, run.machine.device, *map(str, (*loading, *drafting)))
 
 
 def trend_series(runs: Sequence[BenchRun]) -> dict[TrendKey, list[BenchRow]]:
-    """The valid rows of each (model, quantization, device, backend, test) that at least three runs have, in order."""
+    """The valid rows of each (what was measured, backend, test) that at least three runs have, in order."""
     series: dict[TrendKey, list[BenchRow]] = {}
     for run in runs:
+        measured = what_was_measured(run)
         for row in run.rows:
             if row.mean is not None:
-                key = (run.model, run.quantization, run.machine.device, row.backend, row.test)
+                key = (measured, row.backend, row.test)
                 series.setdefault(key, []).append(row)
     return {key: rows for key, rows in series.items() if len(rows) >= _LEAST_OF_A_TREND}
 
@@ -145,7 +155,7 @@ _LONGEST_TREND, _SHORT_TREND = 24, 8
 
 
 def _trend(key: TrendKey, rows: Sequence[BenchRow], longest: int, is_ascii: bool) -> Cells:
-    model, quantization, _device, backend, test = key
+    (model, quantization, *_), backend, test = key
     means = [row.mean for row in rows if row.mean is not None]
     best = max(means) if rows[0].is_higher_better else min(means)
     return {

@@ -15,10 +15,11 @@ from datetime import UTC, datetime
 
 from runner.backends import CHECKED_BY
 from runner.backends.base import common_prefix
-from runner.bench.bytes_read import kv_bytes_per_position, state_bytes, stored_weights, weights_read
+from runner.bench.bytes_read import cache_read, state_bytes, stored_weights, weights_read
 from runner.bench.events import BackendRefused, BenchEvent, BenchFinished, BenchStep
 from runner.bench.gates import parting_note
 from runner.bench.hashed_files import hashed_files
+from runner.bench.holes import holes_fault
 from runner.bench.machine_state import (
     describe_machine,
     device_of_run,
@@ -190,6 +191,7 @@ class Bench:
             first_prompt=side.turns_done * (options.repetitions + 1),
             earlier=next((other.plan for other in self._sides.values() if other.plan is not None), None),
             bandwidth=lambda: self._bandwidth_of(side),
+            damage=self._damage,
             on_test=lambda: self._look_around(process),
         )
         with process:
@@ -233,16 +235,23 @@ class Bench:
         try:
             stored = stored_weights(self._files)
             options = load_options(self._request, side.name, self._longest)
-            per_position = kv_bytes_per_position(self._files, options, side.loaded.info)
+            cache = cache_read(self._files, options, side.loaded.info)
             states = state_bytes(self._files)
         except RunnerError as error:
             side.note(f"How many bytes a token reads is not known: {error.message}")
             return
 
         def bytes_read(context: float, memory: MemoryUse) -> int:
-            return weights_read(stored, side.name, memory) + states + round(per_position * context)
+            return weights_read(stored, side.name, memory) + states + round(cache.at(context))
 
         side.bytes_read = bytes_read
+
+    def _damage(self) -> str | None:
+        """What is wrong with the files, as far as a look tells."""
+        assert self._files is not None
+        with suppress(OSError):  # they were read to be loaded: who hashes them says so
+            return None if self._files.format == "script" else holes_fault(self._files.weights)
+        return None
 
     def _bandwidth_of(self, side: Side) -> float | None:
         """The measured bandwidth, where it is of the memory that holds all of this backend's model."""

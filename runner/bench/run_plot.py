@@ -13,7 +13,7 @@ from runner.bench.braille_plot import Curve, curve_lines, sample_strip
 from runner.bench.comparison import RowComparison, RunComparison
 from runner.bench.comparison_table import change_of
 from runner.bench.figures import doubt, figure, label, percent, with_unit
-from runner.bench.history_table import trend_series
+from runner.bench.history_table import trend_series, what_was_measured
 from runner.bench.record import BenchRow, BenchRun
 from runner.bench.styled import Line, Segment, Style, padded, wrapped
 from runner.bench.text_plot import bar_of
@@ -159,10 +159,10 @@ def _gauge(share: float, width: int, style: Style, is_ascii: bool) -> Iterator[S
 def trend_lines(
     runs: Sequence[BenchRun], like: BenchRun, width: int, *, is_ascii: bool = False, height: int = 5
 ) -> list[Line]:
-    """How the figures of the model of `like` went on over all runs on its device: a plot for each test that at least
-    three runs have, with a curve for each backend."""
-    meant = (like.model, like.quantization, like.machine.device)
-    found = {(key[3], key[4]): rows for key, rows in trend_series(runs).items() if key[:3] == meant}
+    """How the figures of the model of `like` went on over all runs like it: a plot for each test that at least three
+    runs have, with a curve for each backend."""
+    meant = what_was_measured(like)
+    found = {(key[1], key[2]): rows for key, rows in trend_series(runs).items() if key[0] == meant}
     backends = list(dict.fromkeys(row.backend for row in like.rows))
     lines: list[Line] = []
     for test in dict.fromkeys(test for _, test in found):

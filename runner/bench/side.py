@@ -92,7 +92,7 @@ class Tally:
             share = row.bytes_per_token * row.mean / bandwidth
             row = dataclasses.replace(row, bandwidth_share=share)
             if share > _CACHED_SHARE:
-                notes.append("faster than memory is read: a cache holds what it reads")
+                notes.append("faster than memory was read: by a cache, or something slowed that measurement")
         row = dataclasses.replace(row, note="; ".join(notes))
         return row if self.fault is None else without_numbers(row, self.fault)
 

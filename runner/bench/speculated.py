@@ -34,6 +34,12 @@ class Speculated:
     plain: tuple[float, ...]
     record: SpeculationRecord
 
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(rate) and rate > 0 for rate in self.plain):
+            raise ValueError("rates without speculation are no measurements")
+        if len(self.record.accepted_at) != len(self.record.reached_at):
+            raise ValueError("what was accepted is of other positions than what was reached")
+
     def gains(self, samples: Sequence[float]) -> tuple[float, ...]:
         return tuple(sample / plain for sample, plain in zip(samples, self.plain, strict=True))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 import types
@@ -24,7 +23,7 @@ from runner.errors import BusyError, RunnerError, UsageError
 from runner.paths import open_private, private_directory
 
 _LOCK_PATIENCE_S: Final = 10.0
-_ABSURD: Final = 1 << 63  # no number of a run is as large; their squares and sums are still numbers
+_ABSURD: Final = 1 << 63  # no number of a run is as large, or as small but 0; squares and quotients are still numbers
 _LAST = re.compile(r"last(?:~(\d{1,9}))?")
 
 
@@ -146,7 +145,7 @@ def _is_of(hint: Any, value: Any) -> bool:
         hints = _hints(hint)
         return type(value) is hint and all(_is_of(hints[name], item) for name, item in vars(value).items())
     if hint is float:
-        return type(value) in (int, float) and math.isfinite(value) and abs(value) < _ABSURD
+        return type(value) in (int, float) and (not value or 1 / _ABSURD < abs(value) < _ABSURD)
     return type(value) is hint and not (hint is int and abs(value) >= _ABSURD)
 
 

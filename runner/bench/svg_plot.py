@@ -6,6 +6,7 @@ no screen and no file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
@@ -21,6 +22,7 @@ _BAR, _ROW, _GROUP = 18, 25, 14  # heights: a bar, from one bar to the next, bet
 _HEAD: Final = 84
 _CHARACTER: Final = 6.6  # the width of one at 12 px, about
 _COLOURS: Final = (("#2563c9", "#6ea8ff"), ("#d9650b", "#ff9d4d"), ("#7c3aad", "#c792ea"))  # light, dark
+_NOT_IN_XML: Final = re.compile("[\ufffe\uffff]")  # beside what no terminal is shown
 _STYLE: Final = """
   text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #24292f; }
   .title { font-size: 17px; font-weight: 600; }
@@ -73,7 +75,7 @@ def _bar_styles(theme: int) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(safe_line(text))
+    return escape(_NOT_IN_XML.sub("", safe_line(text)))
 
 
 def _written(x: float, y: float, text: str, *, kind: str = "", anchor: str = "start", room: float = _WIDTH) -> str:

@@ -57,6 +57,7 @@ class TurnOf:
     first_prompt: int
     earlier: Plan | None
     bandwidth: Callable[[], float | None]
+    damage: Callable[[], str | None]
     on_test: Callable[[], None]
 
 
@@ -149,7 +150,8 @@ class Turn:
         plan = plan_tests(self._of.request, info, _FASTEST, math.inf, self._of.earlier)
         self._expect(plan.tests, has_ttft=False)
         try:
-            fault = check_fault(self._process.check(), info.vocab_size, is_random=self._of.request.is_random)
+            is_random = self._of.request.is_random
+            fault = self._of.damage() or check_fault(self._process.check(), info.vocab_size, is_random=is_random)
             if fault is None and info.n_ctx >= _LEAST_CONTEXT:
                 plan = self._planned(info)
         except EngineDied:

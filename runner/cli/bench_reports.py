@@ -165,8 +165,11 @@ def fails(comparison: RunComparison, fail_below: str | None) -> bool:
         render.say(f"FAILED: {row.backend} {row.test}: {row.missing}.")
     if any(row.after is None for row in lost):
         render.say("Sizes that are asked for (-p 512 -n 128) are never made smaller where a machine is slow.")
+    untold = [f"{row.backend} {row.test}" for row in comparison.rows if row.verdict == "unknown"]
+    if untold:
+        render.say(f"NOT TOLD: {', '.join(untold)}: one repetition tells nothing of noise; -r 5 makes more.")
     if not (slower or lost):
-        render.say(f"No row is slower by more than {allowed} beyond noise.")
+        render.say(f"No {'other ' if untold else ''}row is slower by more than {allowed} beyond noise.")
     return bool(slower or lost)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from runner.bench.bytes_read import kv_bytes_per_position, state_bytes, stored_weights, weights_read
+from runner.bench.bytes_read import NOTHING_CACHED, CacheRead, cache_read, state_bytes, stored_weights, weights_read
 from runner.bench.record import BenchRun
 from runner.bench.store import read_history as read_benchmarks
 from runner.config import LoadOptions
@@ -34,12 +34,12 @@ RUN_BENCH: Final = "run bench (F3) to know"
 class Yardstick:
     """What one decoded token reads, and how fast memory can be read.
 
-    token_bytes: of weights; position_bytes: of the KV cache for each token of context. bandwidth_bytes_s: as the
-    newest benchmark on this device measured it. unknown: why a share cannot be told; "" when it can.
+    token_bytes: of weights; cache: of the KV cache. bandwidth_bytes_s: as the newest benchmark on this device
+    measured it. unknown: why a share cannot be told; "" when it can.
     """
 
     token_bytes: int = 0
-    position_bytes: float = 0.0
+    cache: CacheRead = NOTHING_CACHED
     bandwidth_bytes_s: float = 0.0
     unknown: str = ""
 
@@ -47,7 +47,7 @@ class Yardstick:
         """Bytes that decoding at `tok_s` reads a second, of those that memory gives: runner.bench's definition."""
         if self.unknown or not self.bandwidth_bytes_s:
             return None
-        return (self.token_bytes + self.position_bytes * context_tokens) * tok_s / self.bandwidth_bytes_s
+        return (self.token_bytes + self.cache.at(context_tokens)) * tok_s / self.bandwidth_bytes_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def _yardstick(paths: Paths, files: ReadyModel, loaded: Loaded, options: LoadOpt
         return Yardstick(unknown="a script reads no weights")
     stick = Yardstick(
         token_bytes=weights_read(stored_weights(files), info.backend, loaded.memory) + state_bytes(files),
-        position_bytes=kv_bytes_per_position(files, options, info),
+        cache=cache_read(files, options, info),
     )
     return _by_benchmarks(stick, paths, device)
 

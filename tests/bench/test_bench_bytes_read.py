@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fit_models import write_qwen35
+from fit_models import write_gemma3, write_qwen35
 from gguf import GGUFReader, GGUFWriter
 from safetensors.numpy import save_file
 
-from runner.bench.bytes_read import kv_bytes_per_position, state_bytes, stored_weights, weights_read
+from runner.bench.bytes_read import cache_read, state_bytes, stored_weights, weights_read
 from runner.config import LONGEST_DRAFT, LoadOptions
+from runner.model_config import num_parameters, parse_model_config
 from runner.types import MemoryUse, ModelInfo, ReadyModel
 from tests.backends.native import tiny_models
 from tests.backends.native.tiny_wholes import make_whole
@@ -81,9 +83,11 @@ def test_of_untied_embeddings_one_row_is_read(tmp_path: Path) -> None:
     names = {"model.embed_tokens.weight": (32, 8), "lm_head.weight": (32, 8), "model.norm.weight": (8,)}
     untied = stored_weights(checkpoint(tmp_path, names, tie_word_embeddings=False))
     assert untied.total_bytes - untied.read_bytes == 2 * 32 * 8
+    copied = stored_weights(checkpoint(tmp_path, names, tie_word_embeddings=True))  # native loads no copy of them
     del names["lm_head.weight"]
     tied = stored_weights(checkpoint(tmp_path, names, tie_word_embeddings=True))
     assert tied.read_bytes == tied.total_bytes
+    assert copied == tied
 
 
 def test_of_a_multimodal_checkpoint_the_text_model_is_read(tmp_path: Path) -> None:
@@ -111,23 +115,58 @@ def test_of_experts_the_chosen_ones_are_read(tmp_path: Path) -> None:
     assert stored.read_bytes == 2 * (32 + 8)
 
 
-def test_experts_of_a_gguf_are_counted_alike(tmp_path: Path) -> None:
-    path = tmp_path / "moe.gguf"
+def gguf(path: Path, tensors: dict[str, np.ndarray[Any, Any]], *, n_experts: int = 0) -> ReadyModel:
+    """Of each token one expert is used."""
     writer = GGUFWriter(path, "qwen3moe")
     writer.add_block_count(1)
-    writer.add_expert_count(4)
-    writer.add_expert_used_count(1)
-    writer.add_tensor("blk.0.ffn_up_exps.weight", np.zeros((4, 4, 8), np.float32))
-    writer.add_tensor("token_embd.weight", np.zeros((32, 8), np.float32))
-    writer.add_tensor("output.weight", np.zeros((32, 8), np.float32))
+    if n_experts:
+        writer.add_expert_count(n_experts)
+        writer.add_expert_used_count(1)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    model = ReadyModel(name="m", format="gguf", weights=(path,), directory=tmp_path, size_bytes=1)
-    stored = stored_weights(model)
+    return ReadyModel(name="m", format="gguf", weights=(path,), directory=path.parent, size_bytes=1)
+
+
+EMBEDDINGS = {"token_embd.weight": np.zeros((32, 8), np.float32), "output.weight": np.zeros((32, 8), np.float32)}
+
+
+def test_experts_of_a_gguf_are_counted_alike(tmp_path: Path) -> None:
+    experts = {"blk.0.ffn_up_exps.weight": np.zeros((4, 4, 8), np.float32)}
+    stored = stored_weights(gguf(tmp_path / "moe.gguf", experts | EMBEDDINGS, n_experts=4))
     assert stored.total_bytes == 4 * (128 + 256 + 256)
     assert stored.read_bytes == 4 * (32 + 256)
+
+
+def test_of_a_gguf_embeddings_of_each_layer_and_layers_that_draft_are_not_read(tmp_path: Path) -> None:
+    """Gemma 3n's and 4's are half of the model; GLM-4.5 and others have a layer more, for drafts."""
+    more = ("per_layer_token_embd.weight", "blk.1.attn_q.weight", "blk.1.nextn.eh_proj.weight")
+    tensors = {name: np.zeros((64, 8), np.float32) for name in ("blk.0.attn_q.weight", "blk.10.attn_q.weight", *more)}
+    stored = stored_weights(gguf(tmp_path / "more.gguf", tensors | EMBEDDINGS))
+    assert stored.read_bytes == 4 * (2 * 64 * 8 + 32 * 8)
+
+
+def test_what_native_unpacks_it_reads_unpacked(tmp_path: Path) -> None:
+    """gpt-oss's experts have four bits in the file, all else sixteen, and native computes with sixteen or more."""
+    experts = {"blk.0.ffn_up_exps.weight": np.zeros((4, 4, 8), np.float16)}
+    stored = stored_weights(gguf(tmp_path / "moe.gguf", experts | EMBEDDINGS, n_experts=4))
+    as_stored = MemoryUse(weights_bytes=stored.total_bytes, kv_cache_bytes=0, workspace_bytes=0)
+    assert weights_read(stored, "native", as_stored) == 2 * 32 + 4 * 256
+    unpacked = MemoryUse(weights_bytes=8 * (128 + 256 + 256), kv_cache_bytes=0, workspace_bytes=0)
+    assert weights_read(stored, "native", unpacked) == 8 * (32 + 256)
+
+
+def test_a_checkpoint_that_native_unpacks_is_counted_by_its_config(tmp_path: Path) -> None:
+    path = tiny_models.save(tiny_models.make("gpt-oss"), tmp_path)
+    stored = stored_weights(tiny_models.ready(path))
+    config = parse_model_config(json.loads((path / "config.json").read_text()))
+    assert stored.share == pytest.approx(stored.read_bytes / stored.total_bytes)  # all of it is float32
+    held = MemoryUse(weights_bytes=4 * num_parameters(config), kv_cache_bytes=0, workspace_bytes=0)
+    packed = dataclasses.replace(stored, total_bytes=stored.total_bytes // 4, read_bytes=stored.read_bytes // 2)
+    assert weights_read(packed, "native", held) == pytest.approx(stored.read_bytes, abs=8)
 
 
 def test_native_reads_weights_as_it_holds_them_and_llama_cpp_as_they_are_stored(demo_directory: Path) -> None:
@@ -144,8 +183,19 @@ def test_each_position_of_the_context_adds_its_keys_and_values(
     demo_directory: Path, backend: str, kv_type: Any, size: int
 ) -> None:
     options = LoadOptions(kv_type=kv_type, n_gpu_layers=0)
-    per_position = kv_bytes_per_position(demo(demo_directory), options, info(backend))
-    assert per_position == 6 * 2 * 4 * 64 * size  # layers, K and V, heads, their size
+    read = cache_read(demo(demo_directory), options, info(backend))
+    assert read.at(1) == 6 * 2 * 4 * 64 * size  # layers, K and V, heads, their size
+    assert read.at(1000.5) == 1000.5 * read.at(1)
+
+
+def test_native_reads_of_a_window_no_more_than_it(demo_directory: Path, tmp_path: Path) -> None:
+    path = write_gemma3(tmp_path / "gemma3.gguf", demo_directory / "demo-q8_0.gguf", num_layers=6, window=512)
+    model = ReadyModel(name="m", format="gguf", weights=(path,), directory=tmp_path, size_bytes=1)
+    native, llamacpp = (cache_read(model, LoadOptions(kv_type="f32"), info(name)) for name in ("native", "llamacpp"))
+    row = 4 * 2 * 2 * 32  # bytes of K and V of two heads
+    assert native.at(100) == llamacpp.at(100) == 6 * 100 * row
+    assert native.at(4000) == (4000 + 5 * 512) * row
+    assert llamacpp.at(4000) == 6 * 4000 * row
 
 
 def test_states_are_read_whole_and_once_whatever_the_backend_keeps_of_them(
@@ -162,6 +212,6 @@ def test_states_are_read_whole_and_once_whatever_the_backend_keeps_of_them(
 def test_a_script_reads_nothing(tmp_path: Path) -> None:
     script = ReadyModel(name="s", format="script", weights=(), directory=tmp_path, size_bytes=0)
     assert stored_weights(script).read_bytes == 0
-    assert stored_weights(script).share == 0.0
-    assert kv_bytes_per_position(script, LoadOptions(), info("fake")) == 0.0
+    assert stored_weights(script).share_of(0) == 0.0
+    assert cache_read(script, LoadOptions(), info("fake")).at(100) == 0.0
     assert state_bytes(script) == 0

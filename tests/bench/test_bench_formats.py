@@ -128,7 +128,7 @@ def test_markdown_is_llama_benchs_table() -> None:
 
 
 def test_markdown_of_hostile_names_is_one_table_of_one_width() -> None:
-    text = markdown(run(backend(row()), refused("llamacpp", HOSTILE), model=HOSTILE, notes=(f"**{HOSTILE}**",)))
+    text = markdown(run(backend(row(HOSTILE)), refused("llamacpp", HOSTILE), model=HOSTILE, notes=(f"**{HOSTILE}**",)))
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 3
     assert not set(text) & set("\x1b\x07\x9b\u202e")

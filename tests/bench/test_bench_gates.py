@@ -75,6 +75,11 @@ def test_a_model_that_knows_no_language_counts_only_as_one_with_random_weights()
     assert check_fault(guessing, 8000, is_random=True) is None
 
 
+def test_a_model_whose_embeddings_are_zeros_guesses_blindly() -> None:
+    blind = dataclasses.replace(CHECK, perplexity=7999.99)
+    assert "guesses blindly (`runner verify` finds" in (check_fault(blind, 8000, is_random=True) or "")
+
+
 def test_backends_that_part_early_are_worth_a_word() -> None:
     assert parting_note(129, 129) == ""
     assert "early" in parting_note(3, 129)

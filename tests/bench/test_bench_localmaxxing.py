@@ -58,7 +58,8 @@ def test_one_repetition_has_no_spread() -> None:
 
 
 def test_a_gpu_is_described_as_one_and_its_memory_counted() -> None:
-    found = payload(run(machine=gpu_machine(), options=options(n_gpu_layers=20)))
+    whole = backend(row(bandwidth_share=0.7), row("ttft"))
+    found = payload(run(whole, machine=gpu_machine(), options=options(n_gpu_layers=20)))
     assert found["hardware"] == {
         "hwClass": "DISCRETE_GPU",
         "gpuName": "NVIDIA H200",
@@ -71,6 +72,8 @@ def test_a_gpu_is_described_as_one_and_its_memory_counted() -> None:
     assert found["peakVramGb"] == 0.03
     assert found["backend"] == "cuda"
     assert "peakVramGb" not in payload(run())
+    in_two_memories = run(backend(row("tg128"), row("ttft")), machine=gpu_machine())
+    assert "peakVramGb" not in payload(in_two_memories)
     hardware = payload(run(machine=machine(kind="metal", device="Apple M3 Max")))["hardware"]
     assert isinstance(hardware, dict)
     assert (hardware["hwClass"], hardware["unifiedMemoryGb"]) == ("UNIFIED", 8)

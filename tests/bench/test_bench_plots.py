@@ -150,7 +150,7 @@ def test_the_same_run_is_the_same_file_without_paths() -> None:
 
 
 def test_hostile_names_are_text_in_a_plot() -> None:
-    bad = full_run(model=HOSTILE, machine=machine(cpu=HOSTILE, versions={"runner": HOSTILE}))
+    bad = full_run(model=HOSTILE + "\ufffe\udcff", machine=machine(cpu=HOSTILE, versions={"runner": HOSTILE}))
     svg = svg_of(bad)
     root = ElementTree.fromstring(svg)
     assert list(root.iter(f"{SVG}b")) == []

@@ -236,6 +236,20 @@ def test_a_damaged_model_is_refused_with_its_own_remedy() -> None:
     assert "runner quantize" in refused.value.hint
 
 
+def test_a_model_of_which_a_fifth_is_zeros_is_none_though_it_speaks() -> None:
+    """Its perplexity is 65, that of the whole one 15."""
+    model = user_paths().models / "holes"
+    model.mkdir(parents=True)
+    data = bytearray((builtin("models/demo") / "demo-q8_0.gguf").read_bytes())
+    begin, end = 2 * len(data) // 5, 3 * len(data) // 5
+    data[begin:end] = bytes(end - begin)
+    (model / "holes.gguf").write_bytes(data)
+    run, _ = bench(request("holes", backends=("llamacpp",)))
+    assert set(invalid_rows(run).values()) == {
+        "about 20 % of holes.gguf is zeros: `runner verify` tells whether it is damaged"
+    }
+
+
 def test_a_model_that_does_not_fit_is_refused_as_everywhere() -> None:
     with pytest.raises(DoesNotFit):
         bench(request("demo", backends=("llamacpp",), ctx_size=2**26))

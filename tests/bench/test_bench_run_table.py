@@ -14,7 +14,7 @@ from runner.bench.run_table import run_lines
 from runner.bench.styled import Column, Segment, plain, table_lines, wrapped
 from runner.measures import text_width
 from runner.safe_text import safe_line
-from tests.bench.bench_records import HOSTILE, backend, full_run, gpu_machine, machine, refused, row, run
+from tests.bench.bench_records import HOSTILE, backend, full_run, gpu_machine, machine, options, refused, row, run
 
 
 def text(one: BenchRun, width: int | None = None) -> str:
@@ -173,6 +173,12 @@ def test_the_best_time_to_the_first_token_is_the_least() -> None:
     runs = [run(backend(row("ttft", (value, value)))) for value in (90.0, 70.0, 80.0)]
     trend = next(line for line in (plain(line) for line in history_lines(runs, None)) if " ttft " in line)
     assert trend.split()[:6] == ["█▁▅", "native", "ttft", "90.00", "80.00", "70.00"]
+
+
+def test_runs_that_loaded_the_model_otherwise_are_no_trend() -> None:
+    runs = [full_run(options=options(kv_type=kv_type)) for kv_type in ("f16", "q8_0", "f16")]
+    assert not any("TREND" in plain(line) for line in history_lines(runs, None))
+    assert any("TREND" in plain(line) for line in history_lines([*runs, runs[0]], None))
 
 
 def test_two_runs_are_no_trend_and_other_models_are_not_mixed() -> None:

@@ -20,6 +20,7 @@ from runner.bench.record import SCHEMA, run_to_json, without_numbers
 from runner.bench.store import History, append_run, find_run, last_like, read_history, read_run
 from runner.errors import BusyError, RunnerError, UsageError
 from tests.bench.bench_records import backend, full_run, machine, options, refused, row, run
+from tests.bench.test_bench_speculation import genre_run
 
 ADD = """
 import sys
@@ -92,6 +93,9 @@ def wrong(change: dict[str, object]) -> bytes:
         wrong({"notes": 7}),
         wrong({"num_parameters": 10**400}),
         json.dumps(run_to_json(run(backend(row())))).replace("102.0", "1.7e308").replace("98.0", "1.7e308").encode(),
+        json.dumps(run_to_json(run(backend(row())))).replace("102.0", "1e-300").encode(),
+        json.dumps(run_to_json(genre_run())).replace('"plain": [100.0', '"plain": [0.0').encode(),
+        json.dumps(run_to_json(genre_run())).replace('"reached_at": [4', '"reached_at": [4, 4').encode(),
     ],
 )
 def test_lines_that_are_no_run_are_counted_and_passed_over(tmp_path: Path, line: bytes) -> None:

@@ -282,6 +282,15 @@ def test_a_row_that_was_lost_or_is_invalid_fails_too(capsys: Capture) -> None:
     assert "FAILED: native pp512: the later run does not have it." in err
 
 
+def test_of_a_row_with_one_repetition_it_is_said_that_nobody_can_tell(capsys: Capture) -> None:
+    keep(run(backend(row(), row("pp512")), id="before"))
+    slow = run(backend(row(samples=(10.0,)), row("pp512")), id="now")
+    assert not bench_reports.compare_with_baseline(slow, None, "5%", user_paths())
+    err = capsys.readouterr().err
+    assert "NOT TOLD: native tg128: one repetition" in err
+    assert "No other row is slower by more than 5 % beyond noise." in err
+
+
 def test_without_a_baseline_nothing_is_slower(capsys: Capture) -> None:
     assert not bench_reports.compare_with_baseline(of(SLOW), None, "5%", user_paths())
     assert "There is no baseline" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widget import Widget
 
+from runner.bench.bytes_read import CacheRead
 from runner.errors import RunnerError
 from runner.events import Finished, Progress, Stats, TextDelta
 from runner.transcript import Turn
@@ -36,7 +37,7 @@ from runner.tui.widgets.status_line import StatusLine
 from runner.tui.yardstick import RUN_BENCH, Yardstick
 
 QUESTION = Turn(role="user", content="Why?")
-STICK = Yardstick(token_bytes=4_000_000_000, position_bytes=100_000.0, bandwidth_bytes_s=940e9)
+STICK = Yardstick(token_bytes=4_000_000_000, cache=CacheRead(per_position=((100_000.0, 0),)), bandwidth_bytes_s=940e9)
 
 
 class LiveScreen(Screen[None]):

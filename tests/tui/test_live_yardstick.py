@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from live_samples import loaded
 
+from runner.bench.bytes_read import CacheRead
 from runner.bench.record import Bandwidth
 from runner.bench.store import append_run
 from runner.config import LoadOptions
@@ -49,7 +50,7 @@ def test_the_newest_benchmark_of_the_same_device_counts() -> None:
 
 
 def test_a_share_is_bytes_read_by_speed_over_what_was_measured() -> None:
-    stick = Yardstick(token_bytes=4_000_000, position_bytes=1000.0, bandwidth_bytes_s=1e9)
+    stick = Yardstick(token_bytes=4_000_000, cache=CacheRead(per_position=((1000.0, 0),)), bandwidth_bytes_s=1e9)
     assert stick.share(100.0, 1000) == pytest.approx(0.5)
     assert Yardstick(token_bytes=1, bandwidth_bytes_s=1e9, unknown=RUN_BENCH).share(100.0, 10) is None
     assert Yardstick(token_bytes=1).share(100.0, 10) is None
