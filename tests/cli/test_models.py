@@ -304,6 +304,13 @@ def test_rm_deletes_a_model_made_here(capsys: pytest.CaptureFixture[str]) -> Non
     assert not path.parent.exists()
 
 
+def test_rm_names_on_one_line_what_has_line_ends_in_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    write_gguf(user_paths().models / "odd\nname" / "x-q4_0.gguf")
+    code, _, err = run(capsys, "rm", "-y", "odd\nname")
+    assert code == 0
+    assert err.startswith("odd name: ")
+
+
 def test_rm_of_a_linked_directory_deletes_the_link_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "elsewhere" / "x-q4_0.gguf")
     user_paths().models.mkdir(parents=True)
