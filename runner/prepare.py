@@ -171,6 +171,11 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
         raise cannot_read([place])
     if (target := lost_target(path)) is not None:
         raise leads_nowhere(path, target)
+    if not path.exists():
+        raise BadModelFile(
+            f"{path} does not exist.",
+            hint="The models.toml that names it is wrong, or it was deleted, or its disk is not mounted.",
+        )
     if path.is_dir():
         names = names_in(path)
         if spec.origin == "made" and not has_weights(names):
@@ -204,8 +209,6 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
             f"{path.name} is a pickle, and loading one can run any program in it.",
             hint="Look for a safetensors or GGUF version of the model.",
         )
-    if not path.exists():
-        raise BadModelFile(f"{path} does not exist.", hint="The models.toml that names it is wrong, or it was deleted.")
     if is_hipfire_file(path):
         raise UnsupportedModel(
             f"{path.name} is one of hipfire's files, which are not run as they are.",

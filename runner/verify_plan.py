@@ -332,6 +332,9 @@ def _without_hashes(path: Path, listed: Collection[str]) -> Iterator[tuple[str, 
     if (target := lost_target(path)) is not None:
         yield "", "missing", f"it is a link to {target}, which cannot be found"
         return
+    if not path.exists() and not listed:
+        yield "", "missing", f"{path} does not exist"
+        return
     names = names_in(path) if path.is_dir() else []
     if path.is_dir() and not listed and not has_weights(names):
         yield "", "missing", "it has no weights"

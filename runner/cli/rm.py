@@ -17,6 +17,7 @@ from runner.errors import RunnerError, UsageError
 from runner.paths import Paths, user_paths
 from runner.registry import Registry
 from runner.removal import Removal, named, plan_half_made, plan_leftovers, plan_removal
+from runner.safe_text import safe_line
 
 
 def rm(
@@ -42,7 +43,7 @@ def rm(
     """Delete a model's files, with what was begun of it; or a drafter's."""
     plans = _plans(models or [], partial, user_paths())
     for plan in plans:
-        render.narrate(f"{plan.title}: {render.decimal_size(plan.disk_bytes)} on the disk")
+        render.narrate(f"{safe_line(plan.title)}: {render.decimal_size(plan.disk_bytes)} on the disk")
     question = f"Delete {'this' if len(plans) == 1 else 'these'}?"
     if plans and not render.confirm(question, yes):
         render.narrate("Nothing was deleted.")
@@ -72,7 +73,7 @@ def _delete_all(plans: list[Removal]) -> tuple[dict[str, int], dict[str, RunnerE
             freed[plan.title] = delete(plan)
         except RunnerError as error:
             skipped[plan.title] = error
-            render.warn(f"{plan.title} was not deleted: {error.message}", error.hint)
+            render.warn(f"{safe_line(plan.title)} was not deleted: {error.message}", error.hint)
     return freed, skipped
 
 

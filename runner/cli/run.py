@@ -67,6 +67,8 @@ def run(
         return show_estimate(name, load_options, paths, offline=settings.is_offline(offline), as_json=as_json)
     if raw and system:
         raise UsageError("--raw sends the prompt alone, and --system adds to it.", hint="Leave one of them out.")
+    if raw and (flag := "--think" if think is not None else "--think-budget" if think_budget is not None else ""):
+        raise UsageError(f"--raw has no thought apart, and {flag} is about one.", hint="Leave one of them out.")
     chat_options = settings.chat_options(overflow=overflow, think=think, think_budget=think_budget, raw=raw or None)
     sampling = answer.given()
     settings.sampling_params({}, sampling)  # a wrong value is better said before anything is read or loaded

@@ -49,10 +49,10 @@ def show(
     spec = registry.resolve(model)
     located = None if spec.origin == "fake" or _is_script(spec) else locate(spec)
     facts = _facts(spec, located)
-    if template:
-        _print_template(spec, located, facts["chat_template"])
-        return
     begun = None if facts["is_local"] else unfinished(spec, registry)
+    if template:
+        _print_template(spec, located, facts["chat_template"], begun)
+        return
     facts["state"] = begun.state if begun is not None else "complete" if facts["is_local"] else "absent"
     settings = load_settings(paths)
     seen = _preview(spec, settings.load_options(), paths, offline=settings.is_offline(offline))
@@ -105,7 +105,12 @@ def _is_script(spec: ModelSpec) -> bool:
     return spec.path is not None and spec.path.name.endswith(SCRIPT_SUFFIX)
 
 
-def _print_template(spec: ModelSpec, located: Located | None, text: str | None) -> None:
+def _print_template(spec: ModelSpec, located: Located | None, text: str | None, begun: LocalModel | None) -> None:
+    if begun is not None:
+        state, remedy = _begun_in_words(begun)
+        raise UsageError(
+            f"{spec.name} is not whole on this machine ({state}), and its template is in its files.", hint=f"{remedy}."
+        )
     if located is None:
         raise UsageError(
             f"{spec.name} is not on this machine, and its template is in its files.",
@@ -261,16 +266,22 @@ def _lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _state_lines(facts: Mapping[str, Any], begun: LocalModel | None) -> list[tuple[str, str]]:
     """Whether it is here, and where; of what is here in part, how to go on."""
     if begun is not None:
-        from runner.cli.ls import state_in_words
-
-        name = safe_line(begun.name)
-        remedies = {
-            "partial": f"`runner pull {name}` goes on with it, `runner rm {name}` deletes it",
-            "damaged": f"`runner verify {name} --repair` fetches what is damaged or missing",
-        }
-        return [("state", state_in_words(begun)), ("", remedies[begun.state])]
+        state, remedy = _begun_in_words(begun)
+        return [("state", state), ("", remedy)]
     where = [f"{file['path']}  ({render.decimal_size(file['size_bytes'])})" for file in facts["files"]]
     return [
         ("state", "on this machine" if facts["is_local"] else "not on this machine"),
         *(("file" if i == 0 else "", path) for i, path in enumerate(where)),
     ]
+
+
+def _begun_in_words(begun: LocalModel) -> tuple[str, str]:
+    """How much of it is here, and how to go on."""
+    from runner.cli.ls import state_in_words
+
+    name = safe_line(begun.name)
+    remedies = {
+        "partial": f"`runner pull {name}` goes on with it, `runner rm {name}` deletes it",
+        "damaged": f"`runner verify {name} --repair` fetches what is damaged or missing",
+    }
+    return state_in_words(begun), remedies[begun.state]

@@ -2,7 +2,9 @@
 Alt+Enter is a key of its own; Esc is one when nothing follows at once; what is typed is text in every script.
 
 Textual's parser reads an ESC within a bracketed paste as a key's beginning, and gives what follows as keys: a line end
-there would send a message that nobody has read. Some terminals hand such text through.
+there would send a message that nobody has read. Some terminals hand such text through. Others do not mark pastes at
+all: lines that come in one piece are a paste, too, since hands type key by key. If a slow line gathers what was typed
+this is taken for one, and nothing of it is lost.
 
 Esc sends what Alt and a key, and every escape sequence, begin with: only time tells them apart, where a terminal has no
 protocol for it. Textual takes 0.1 s and looks after the next key has come, so that Esc and a key soon after it are Alt
@@ -37,6 +39,8 @@ _ESC_DELAY_S: Final = constants.ESCAPE_DELAY if "ESCDELAY" in os.environ else 0.
 _REST: Final = re.compile(r"\[[0-9;:<?]*[A-Za-z~]")  # of an escape sequence, without the Esc
 _ALT_ENTER: Final = "\x1b\r"  # Enter alone for Textual
 _START, _END = "\x1b[200~", "\x1b[201~"
+_LINES: Final = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*")
+_MIN_LINES: Final = 16  # characters of lines in one piece; what a line gathers of a hand's keys is shorter
 _FIRST_TEXT: Final = "\xa0"  # what is before and not printable are controls
 
 
@@ -57,13 +61,18 @@ class PasteParser(XTermParser):
     def feed(self, data: str) -> Iterable[Message]:
         if self._is_esc_last and not _REST.match(data):
             yield from self.tick()  # it may be Esc by now, before what comes is taken for the rest of it
-        cleaned = self._cleaned(self._without_answers(data)) if data else data
+        cleaned = self._cleaned(self._with_marks(self._without_answers(data))) if data else data
         if data and not cleaned:
             return
         yield from map(_as_text, super().feed(cleaned))
         self._is_esc_last = cleaned.endswith(_ESC)
         if self._is_esc_last and self._timeout_time is not None:
             self._timeout_time += _ESC_DELAY_S - constants.ESCAPE_DELAY
+
+    def _with_marks(self, data: str) -> str:
+        """Lines that are a paste without its marks, in them."""
+        is_paste = not (self._is_pasting or self._is_esc_last) and _is_lines(data)
+        return f"{_START}{data}{_END}" if is_paste else data
 
     def _without_answers(self, data: str) -> str:
         """Textual takes Alt and a letter with an ESC behind it, as an answer's that comes at any time, for a "^"."""
@@ -118,6 +127,12 @@ def _as_text(event: Message) -> Message:
     if not isinstance(event, Key) or event.is_printable or (event.character or "") < _FIRST_TEXT:
         return event
     return Paste(safe_text(event.character or ""))
+
+
+def _is_lines(data: str) -> bool:
+    """Whether it is text of several lines and no other keys."""
+    is_broken = "\r" in data.strip() or "\n" in data.strip()
+    return is_broken and len(data) >= _MIN_LINES and _LINES.fullmatch(data) is not None
 
 
 def _split_held(text: str) -> tuple[str, str]:

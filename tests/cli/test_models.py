@@ -125,6 +125,22 @@ def test_ls_has_a_model_of_one_s_own_that_is_named_by_one_of_its_files(tmp_path:
     assert found["two"].format == "packed"
 
 
+@pytest.mark.parametrize("name", ["moved.gguf", "moved"])
+def test_a_model_of_one_s_own_whose_path_is_gone_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "disk" / name
+    file = user_paths().user_models_file
+    file.parent.mkdir(parents=True)
+    file.write_text(f'[mine]\npath = "{path}"\n')
+    for command in (["show", "mine"], ["explain", "mine"]):
+        code, out, err = run(capsys, *command)
+        assert (code, out) == (1, "")
+        assert err.startswith(f"error: {path} does not exist.\nhint: The models.toml that names it is wrong")
+    code, out, _ = run(capsys, "verify", "mine")
+    assert (code, out) == (5, f"mine: missing: {path} does not exist\n")
+
+
 @pytest.mark.usefixtures("qwen")
 def test_what_is_cached_of_a_model_whose_name_one_made_here_has_goes_by_its_repository(
     capsys: pytest.CaptureFixture[str],
@@ -302,6 +318,13 @@ def test_rm_deletes_a_model_made_here(capsys: pytest.CaptureFixture[str]) -> Non
     size = path.stat().st_size
     assert run_json(capsys, "rm", "-y", "mine")["freed_bytes"] == size
     assert not path.parent.exists()
+
+
+def test_rm_names_on_one_line_what_has_line_ends_in_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    write_gguf(user_paths().models / "odd\nname" / "x-q4_0.gguf")
+    code, _, err = run(capsys, "rm", "-y", "odd\nname")
+    assert code == 0
+    assert err.startswith("odd name: ")
 
 
 def test_rm_of_a_linked_directory_deletes_the_link_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

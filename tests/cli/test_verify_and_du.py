@@ -225,6 +225,10 @@ def test_show_of_a_download_that_was_interrupted_says_how_far_it_is_and_how_to_g
     assert "not on this machine" not in out
     assert re.search(r"state +partial \d+ %\n", out)
     assert f"`runner pull {GGUF}:Q8_0` goes on with it" in out
+    code, out, err = run(capsys, "show", name, "--template")
+    assert (code, out) == (2, "")
+    assert re.search(r"is not whole on this machine \(partial \d+ %\), and its template is in its files", err)
+    assert f"hint: `runner pull {GGUF}:Q8_0` goes on with it" in err
     assert json.loads(run(capsys, "show", name, "--json")[1])["state"] == "partial"
     assert json.loads(run(capsys, "show", f"{GGUF}:Q4_0", "--json")[1])["state"] == "absent"
 

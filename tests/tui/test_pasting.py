@@ -26,6 +26,26 @@ def test_no_key_comes_out_of_a_paste_and_keys_after_it_do(size: int) -> None:
     assert [event.key for event in events if isinstance(event, Key)] == ["x", "up"]
 
 
+@pytest.mark.parametrize(
+    ("piece", "pasted"),
+    [
+        ("first line\rsecond line\r", "first line\nsecond line\n"),
+        ("erste\r\n\tzweite Zeile ü", "erste\n\tzweite Zeile ü"),
+        ("one\ntwo\nthree\nfour" + ANSWER, "one\ntwo\nthree\nfour"),
+        ("what a hand typed while nobody read\r", ""),
+        ("yes\rand then", ""),
+        ("first line\rsecond\x01 line", ""),
+        ("first line\rsecond\x1b[A line", ""),
+    ],
+)
+def test_lines_that_come_in_one_piece_are_a_paste_that_the_terminal_did_not_mark(piece: str, pasted: str) -> None:
+    parser = PasteParser()
+    events = [*parser.feed(piece), *parser.feed("\r")]
+    assert "".join(event.text for event in events if isinstance(event, Paste)) == pasted
+    enters = sum(isinstance(event, Key) and event.key == "enter" for event in events)
+    assert enters == (1 if pasted else 1 + piece.count("\r"))
+
+
 def test_the_driver_of_the_terminal_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linux_driver, "XTermParser", object)
     install()
