@@ -242,7 +242,7 @@ def test_the_share_of_bandwidth_follows_speed_and_context() -> None:
         assert f"{100 * share:.0f} % of measured" in live.text
         live.rail.show_yardstick(Yardstick(token_bytes=20_000_000_000, bandwidth_bytes_s=1e12))
         await live.pilot.pause()
-        assert "a cache holds what it reads" in live.text
+        assert "faster than memory was read" in live.text
 
     in_app(body)
 

@@ -116,5 +116,5 @@ class BandwidthSection(LiveSection):
             Content.assemble(gauge(share, room), " ", measured),
         ]
         if share > _CACHED_SHARE:
-            rows.append(Content.styled("a cache holds what it reads", "$text-muted"))
+            rows.append(Content.styled("faster than memory was read", "$text-muted"))
         return rows
