@@ -221,7 +221,7 @@ def write_corpus(
         batch = writer.answers(
             [prompts[number % len(prompts)] for number in chosen],
             [temperature_of(number, len(prompts)) for number in chosen],
-            seed + corpus.n_batches,
+            (seed + corpus.n_batches) % 2**64,
             lambda done, before=before: on_tokens(before + done),  # type: ignore[misc]
         )
         assert batch, "no prompt leaves room for an answer"

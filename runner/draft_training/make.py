@@ -92,15 +92,15 @@ def train_draft(
 
 def _take_up_text(job: Job, path: Path, made_from: Mapping[str, Any]) -> None:
     """Copy the text of another head where it is to serve. Raises UsageError where that of a stopped run would go."""
-    copied = None if job.text_from is None else job.text_from / CORPUS_NAME
-    if texts_of.would_lose(path / CORPUS_NAME, made_from, copied):
+    copied, own = None if job.text_from is None else job.text_from / CORPUS_NAME, path / CORPUS_NAME
+    if texts_of.would_lose(own, made_from, copied):
         others = "--corpus would replace" if copied is not None else "had another model, --prompts, --seed or --corpus"
         raise UsageError(
             f"{path} has the text of a run that was stopped, which {others}.",
             hint="The command as it was given then goes on with it; another -o keeps both; or delete that directory.",
         )
-    if copied is not None:
-        shutil.copyfile(copied, path / CORPUS_NAME)
+    if copied is not None and not (own.is_file() and copied.samefile(own)):
+        shutil.copyfile(copied, own)
 
 
 class _Making:
@@ -173,11 +173,12 @@ class _Making:
         """What is trained on, and what is watched."""
         job, settings = self._job, self._job.settings
         watch_tokens = max(1, round(settings.n_tokens * _WATCHED_SHARE))
+        asked, to_watch = self._asked(job.prompts.train), self._asked(job.prompts.watch)  # before any text is written
         train = self._written(
-            writer, CORPUS_NAME, self._made_from, job.prompts.train, settings.n_tokens, "writing text", _WRITING_SHARE
+            writer, CORPUS_NAME, self._made_from, asked, settings.n_tokens, "writing text", _WRITING_SHARE
         )
         own, stage = {**text_identity(job), "watched": True}, "writing text to watch by"
-        watch = self._written(writer, _WATCHED_NAME, own, job.prompts.watch, watch_tokens, stage, _ALL_WRITING_SHARE)
+        watch = self._written(writer, _WATCHED_NAME, own, to_watch, watch_tokens, stage, _ALL_WRITING_SHARE)
         return train, watch
 
     def _written(
@@ -185,13 +186,13 @@ class _Making:
         writer: Writer,
         name: str,
         made_from: Mapping[str, Any],
-        prompts: Sequence[str],
+        asked: Sequence[Sequence[int]],
         n_tokens: int,
         stage: str,
         time_share: float,
     ) -> list[Text]:
         """time_share: of a limit of time; what is written by then has to do."""
-        job, asked = self._job, self._asked(prompts)
+        job = self._job
         most = 0  # of a batch not all that is written is kept, which is known at its end
 
         def on_tokens(done: int) -> None:

@@ -49,11 +49,13 @@ def read_prompts(path: Path) -> Prompts:
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise UsageError(f"{path} has more than {_MAX_FILE_BYTES >> 20} MiB.", hint="Give fewer prompts.")
-        lines = [line.strip() for line in path.read_bytes().decode("utf-8-sig").splitlines()]
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"{path} cannot be read: {reason}.", hint=hint) from error
     is_json = path.suffix in (".jsonl", ".ndjson")
+    # JSON may have U+2028 and the like in its strings, at which splitlines would end a line.
+    lines = [line.strip() for line in (text.split("\n") if is_json else text.splitlines())]
     texts = [_of_json(path, number, line) if is_json else line for number, line in enumerate(lines, 1) if line]
     texts = list(dict.fromkeys(texts))
     if len(texts) < _LEAST:

@@ -5,11 +5,13 @@ The file beside a head that `runner draft show` reads. It knows nothing of tenso
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from runner.closed import cannot_read, closed
 from runner.draft_training.checkpoint import Watched
 from runner.draft_training.measure import Measured
 from runner.draft_training.settings import TrainingSettings
@@ -63,9 +65,12 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def read_report(directory: Path) -> Report:
-    """The report beside a head. Raises UsageError where there is none, BadModelFile for one that cannot be read."""
+    """The report beside a head. Raises UsageError where there is none, BadModelFile for one that cannot be read,
+    RunnerError for what may not be looked into."""
     path = directory / REPORT_NAME
-    if not directory.is_dir():
+    if (place := closed(directory)) is not None:
+        raise cannot_read([place])
+    if not os.path.isdir(directory):  # which takes names that are too long, too
         raise UsageError(f"There is no directory {directory}.", hint="Give the one that `runner draft train` printed.")
     if not path.is_file():
         raise UsageError(

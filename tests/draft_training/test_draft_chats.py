@@ -85,6 +85,7 @@ def test_the_shipped_prompts_are_many_different_and_in_one_part_each() -> None:
 
 def test_prompts_of_a_users_own(tmp_path: Path) -> None:
     texts = [f"question {i}" for i in range(30)]
+    breaks = "\u2028which ends a line of text\x85but none of JSON"
     lines, objects = tmp_path / "mine.txt", tmp_path / "mine.jsonl"
     lines.write_text("\n\n".join(texts) + "\nquestion 0\n")
     objects.write_text("\n".join(json.dumps({"prompt": text, "id": 1}) for text in texts))
@@ -93,6 +94,8 @@ def test_prompts_of_a_users_own(tmp_path: Path) -> None:
         assert sorted([*found.train, *found.watch, *found.measure]) == sorted(texts)
         assert found.name == path.name
     assert read_prompts(lines).sha256 == read_prompts(objects).sha256
+    objects.write_text("\r\n".join(json.dumps({"prompt": text + breaks}, ensure_ascii=False) for text in texts))
+    assert {text + breaks for text in texts} == {*(found := read_prompts(objects)).train, *found.watch, *found.measure}
 
 
 @pytest.mark.parametrize(

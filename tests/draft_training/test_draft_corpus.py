@@ -97,6 +97,10 @@ def test_writing_stops_when_there_is_enough(tmp_path: Path, writer: Writer) -> N
     assert {text.n_prompt for text in texts} == {1, 2, 3, 7}
 
 
+def test_the_largest_seed_has_batches_after_the_first(tmp_path: Path, writer: Writer) -> None:
+    assert len(write(tmp_path / "c", replace(writer, batch=1), 60, seed=2**64 - 1)) > 1
+
+
 def test_batches_of_another_size_go_on_with_the_next_prompts(tmp_path: Path, writer: Writer) -> None:
     write(tmp_path / "corpus.jsonl", writer, 100)
     texts = write(tmp_path / "corpus.jsonl", replace(writer, batch=3), 300)

@@ -309,6 +309,9 @@ def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, directory: Path)
     with pytest.raises(UsageError, match="No prompt leaves room for an answer in 32 tokens"):
         never = split("never", ["word " * LESS.length] * 20)
         trained(job(directory, tmp_path / "never", settings=LESS, prompts=never))
+    with pytest.raises(UsageError, match="No prompt leaves room"):
+        trained(job(directory, tmp_path / "few", settings=LESS, prompts=replace(long, watch=never.watch)))
+    assert not (tmp_path / "few.partial" / CORPUS_NAME).exists()  # it is told before hours of writing
 
 
 def test_a_text_that_was_torn_before_its_first_answers_is_none(
@@ -329,7 +332,10 @@ def test_a_limit_that_leaves_no_time_says_so_and_keeps_the_text(tmp_path: Path, 
     with pytest.raises(UsageError, match="no time") as caught:
         trained(job(directory, tmp_path / "out", settings=LESS, time_limit_s=1e-6))
     assert "--time-limit" in caught.value.hint
-    assert (tmp_path / "out.partial" / "corpus.jsonl").stat().st_size > 100
+    text = (tmp_path / "out.partial" / CORPUS_NAME).read_bytes()
+    assert len(text) > 100
+    trained(job(directory, tmp_path / "out", settings=LESS, text_from=tmp_path / "out.partial"))  # and it may be named
+    assert (tmp_path / "out" / CORPUS_NAME).read_bytes() == text
 
 
 def test_the_text_of_a_run_that_was_stopped_is_never_replaced_unasked(
@@ -430,6 +436,8 @@ def test_memory_that_runs_out_on_the_way_is_told(
 def test_a_report_of_another_kind_is_no_report(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no training\.json"):
         read_report(tmp_path)
+    with pytest.raises(UsageError, match="no directory"):
+        read_report(tmp_path / ("a" * 300))
     for text in ("{}", '{"schema": "runner.draft/1"}', '{"schema": "runner.draft/1", "target": 1, "more": 2}'):
         (tmp_path / "training.json").write_text(text)
         with pytest.raises(BadModelFile):
