@@ -354,6 +354,8 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+        if child is self._killed:
+            message = message or "The engine was ended."
         last_words = self._release(child, stderr)
         log.error("engine died with status %s: %s", child.returncode, last_words)
         hint = _hint(child.returncode, last_words, is_ours=bool(message))

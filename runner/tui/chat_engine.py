@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from textual.message import Message
@@ -38,6 +38,7 @@ from runner.tui.messages import (
 from runner.tui.services import Services
 
 _log = logging.getLogger(__name__)
+_PATIENCE_S = 2.0  # an engine that computes on for so long, though it was asked to stop, may be ended by asking again
 
 
 class ChatEngine:
@@ -62,6 +63,7 @@ class ChatEngine:
         self.options = services.load_options
         self.own_params: dict[str, Any] = {}
         self.state: EngineState = "empty"
+        self._stopping_since = 0.0
         self.conversation = Conversation(
             self._engine,
             model=self.model,
@@ -126,10 +128,15 @@ class ChatEngine:
         self._ask(question, self.conversation.regenerate)
 
     def stop(self) -> None:
-        """Stop what runs, and take back the questions that wait."""
+        """Stop what runs, and take back the questions that wait.
+
+        Asked again some seconds later, it ends the engine with an answer that has not stopped.
+        """
         self._stopped_up_to = self._last_request
+        if self.state == "stopping" and monotonic() - self._stopping_since > _PATIENCE_S:
+            self._engine.kill()
         if self.state == "answering":
-            self.state = "stopping"
+            self.state, self._stopping_since = "stopping", monotonic()
             self._post(AnswerStopping(self.state))
         self._engine.cancel()
 

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
-from waiting import PATIENCE_S, wait_for
+from waiting import PATIENCE_S, has_ended, wait_for
 
 from runner.config import LoadOptions
 from runner.errors import BusyError, UsageError
@@ -148,6 +148,25 @@ def test_stopping_keeps_what_came_and_gives_back_what_waits(told: Callable[..., 
     assert (second.turn, second.unsent) == (None, "later")
     chat.engine.send("again")
     assert isinstance(chat.last(AnswerStep), AnswerStep)
+
+
+def test_an_answer_that_does_not_stop_ends_with_the_engine_when_asked_again(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = told({"text": "one word after the other", "fail": "busy", "fail_after": 1})
+    chat.engine.send("go")
+    while not text_of([chat.last(AnswerStep)]):
+        pass
+    chat.engine.stop()
+    chat.engine.stop()  # by a hand that is not sure of the first
+    (pid,) = chat.engine.pids()
+    monkeypatch.setattr("runner.tui.chat_engine._PATIENCE_S", 0.0)
+    chat.engine.stop()
+    ended = chat.last(AnswerEnded)
+    assert (ended.state, ended.turn.content, ended.error.message) == ("empty", "o", "The engine was ended.")
+    assert has_ended(pid)
+    chat.engine.open(chat.engine.model)
+    assert chat.last(LoadEnded).loaded is not None
 
 
 def test_a_load_that_is_stopped_is_no_error_and_gives_the_question_back(told: Callable[..., Told]) -> None:

@@ -26,7 +26,7 @@ _KEYS: dict[EngineState, str] = {
     "loading": "loading · what you send is answered after that · esc gives up",
     "ready": "enter send · ctrl+j new line · / commands · @ files",
     "answering": "esc stops",
-    "stopping": "stopping",
+    "stopping": "stopping · esc, where that takes seconds, ends the engine",
 }
 _BETWEEN = " · "
 _LENT = "a benchmark has the machine · f3 shows it · x stops it there"
