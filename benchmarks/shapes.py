@@ -32,6 +32,7 @@ _GEMMA = (
     | {"vocab_size": 262144, "hidden_activation": "gelu_pytorch_tanh", "sliding_window_pattern": 6}
     | {"rope_theta": 1e6, "rope_local_base_freq": 10000.0, "tie_word_embeddings": True}
 )
+# Their checkpoints have 64 rows of vocabulary more, for images; GGUFs do not.
 _GEMMA_LONG = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "max_position_embeddings": 131072}
 _GPT_OSS = (
     {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "rms_norm_eps": 1e-5}

@@ -125,7 +125,7 @@ class Engine(EngineSurface):
                 choose(files, options)  # whether any runs it; which one is asked again once that one's memory is free
             self.unload()
             if self._has_tried:
-                gc.collect()  # a load that failed left its weights in the cycles of a traceback
+                gc.collect()  # what failed to load may have left its memory in the cycles of a traceback
             self._has_tried = True
             _check_head(choice, files, options)
             beside = None if draft is None else draft.facts

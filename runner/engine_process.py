@@ -40,6 +40,7 @@ HEARTBEAT_S = 1.0
 _SILENCE_S = 15.0  # the child beats each second from a thread of its own: this long without is a hang
 _CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never will, unless the child computes
 _BUSY_GRACE_S = 30.0  # then one product may be under way: that of a large model takes seconds on a busy machine
+_BEATS_CPU_S = 0.02  # what the child's beats take of the CPU is less
 _EXIT_GRACE_S = 2.0
 _LOOK_S = 0.1
 _PAUSED_S = 1.0  # a look that took longer than this was stopped: Ctrl-Z, a frozen container, a sleeping machine
@@ -64,8 +65,9 @@ class EngineProcess:
         self._is_sending = False
         self._request = 0
         self._active = False
+        self._load_asked_at = 0.0
         self._cancelled_at: float | None = None
-        self._has_sent_cancel = False
+        self._has_sent_cancel = self._is_loading = False
         self._cpu_s = self._worked_at = 0.0  # the child's CPU time, and when it was last seen to have grown
         self.loaded: Loaded | None = None
 
@@ -88,12 +90,12 @@ class EngineProcess:
 
     def load(self, model: str, options: LoadOptions, *, offline: bool = False) -> Iterator[LoadEvent]:
         self._refuse_second_request()
-        asked_at = time.monotonic()
+        self._load_asked_at = time.monotonic()
         self.start()
         request = {"op": "load", "model": model, "options": to_plain(options), "offline": offline}
         try:
             for event in self._events(request):
-                yield self._loading(event, asked_at)  # type: ignore[misc]  # the child sends what Engine.load yields
+                yield self._loading(event)  # type: ignore[misc]  # the child sends what Engine.load yields
         except EngineDied as died:
             raise EngineDied(f"{died.message} It was loading {model}.", hint=died.hint) from died
 
@@ -155,13 +157,13 @@ class EngineProcess:
         cls: type[Event] = getattr(events, name)
         return cls
 
-    def _loading(self, event: Event, asked_at: float) -> Event:
+    def _loading(self, event: Event) -> Event:
         """An event of a load; the last is kept, with what was spent outside of the child's own stages."""
         from runner.events import Loaded
 
         if not isinstance(event, Loaded):
             return event
-        outside_s = time.monotonic() - asked_at - event.load_s
+        outside_s = time.monotonic() - self._load_asked_at - event.load_s
         self.loaded = replace(event, stages={"process": outside_s, **event.stages})
         return self.loaded
 
@@ -205,8 +207,9 @@ class EngineProcess:
             data = memoryview(json.dumps(message).encode() + b"\n")
             n_looks = 0
             while data:
-                if select.select([], [child.stdin], [], _LOOK_S)[1]:
-                    data, n_looks = data[os.write(child.stdin.fileno(), data) :], 0
+                has_room = select.select([], [child.stdin], [], _LOOK_S)[1]
+                if has_room and (n_written := _written(child.stdin.fileno(), data)):
+                    data, n_looks = data[n_written:], 0
                 elif (n_looks := n_looks + 1) * _LOOK_S > patience_s:
                     return False
         except (OSError, ValueError):
@@ -220,6 +223,7 @@ class EngineProcess:
         self._refuse_second_request()
         self._request += 1
         number = self._request
+        self._is_loading = request["op"] == "load"
         self._cancelled_at, self._has_sent_cancel = None, False
         self._is_sending = self._active = True  # in this order: a cancel from now on waits for the request's end
         is_done = False
@@ -266,7 +270,7 @@ class EngineProcess:
                 if message.get("id") != number:
                     continue
                 if message.get("event") == "Loaded":  # it was ready before the cancel came
-                    self.loaded = from_plain(self.event_type("Loaded"), message["value"])  # type: ignore[assignment]
+                    self._loading(from_plain(self.event_type("Loaded"), message["value"]))
                 elif "event" not in message:
                     self._note_loaded(message)
                     return
@@ -325,10 +329,10 @@ class EngineProcess:
         if self._cancelled_at is None:
             return
         self._send_cancel()
-        if (cpu_s := _cpu_s_of(self._child)) != self._cpu_s:
+        if (cpu_s := _cpu_s_of(self._child)) - self._cpu_s > _BEATS_CPU_S:
             self._cpu_s, self._worked_at = cpu_s, now
         idle_s = now - max(self._cancelled_at, self._worked_at)
-        grace_s = _CANCEL_GRACE_S if self.loaded is None else _BUSY_GRACE_S  # a child without a model is soon replaced
+        grace_s = _CANCEL_GRACE_S if self._is_loading else _BUSY_GRACE_S  # what is half loaded is no loss
         if idle_s > _CANCEL_GRACE_S or now - self._cancelled_at > grace_s:
             self.kill()
             raise self._died("The engine did not stop when asked to, and was ended.")
@@ -354,7 +358,7 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-        if child is self._killed:
+        if child is self._killed and child.returncode == -signal.SIGKILL:
             message = message or "The engine was ended."
         last_words = self._release(child, stderr)
         log.error("engine died with status %s: %s", child.returncode, last_words)
@@ -389,6 +393,14 @@ def temporary_file() -> IO[bytes]:
         if not hasattr(os, "memfd_create"):
             raise
         return os.fdopen(os.memfd_create("runner-engine"), "w+b")
+
+
+def _written(file: int, data: memoryview) -> int:
+    """How many bytes went in; none where another thread's cancel has taken the room since."""
+    try:
+        return os.write(file, data)
+    except BlockingIOError:
+        return 0
 
 
 def _cpu_s_of(child: subprocess.Popen[bytes] | None) -> float:

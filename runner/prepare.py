@@ -174,7 +174,7 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
     if not path.exists():
         raise BadModelFile(
             f"{path} does not exist.",
-            hint="The models.toml that names it is wrong, or it was deleted, or its disk is not mounted.",
+            hint="The models.toml that names it is wrong, or it was moved or deleted, or its disk is not mounted.",
         )
     if path.is_dir():
         names = names_in(path)

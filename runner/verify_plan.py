@@ -333,7 +333,7 @@ def _without_hashes(path: Path, listed: Collection[str]) -> Iterator[tuple[str, 
         yield "", "missing", f"it is a link to {target}, which cannot be found"
         return
     if not path.exists() and not listed:
-        yield "", "missing", f"{path} does not exist"
+        yield "", "missing", f"{path} does not exist: it was moved or deleted, or its disk is not mounted"
         return
     names = names_in(path) if path.is_dir() else []
     if path.is_dir() and not listed and not has_weights(names):

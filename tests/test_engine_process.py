@@ -143,18 +143,21 @@ def test_a_cancel_that_finds_no_room_behind_a_long_request_comes_once_there_is_s
     for _ in engine.load(script({"text": "slow " * 1000, "token_s": 0.02}), LoadOptions(ctx_size=2**17)):
         pass
     assert engine.pid is not None
-    os.kill(engine.pid, signal.SIGSTOP)
-    going_on = threading.Timer(0.2, os.kill, (engine.pid, signal.SIGCONT))
+    child = psutil.Process(engine.pid)
+    child.suspend()
 
     def cancel() -> None:
+        wait_for(lambda: engine._active and not engine._is_sending)
         engine.cancel()
-        going_on.start()
+        is_sent.append(engine._has_sent_cancel)
+        child.resume()
 
-    threading.Timer(0.1, cancel).start()
+    is_sent: list[bool] = []
+    threading.Thread(target=cancel).start()
     long = [Message(role="user", content="x" * (2**16 - 1024))]  # as much as a pipe holds
     *_, end = engine.chat(long, GREEDY)
     assert isinstance(end, Finished)
-    assert end.reason == "cancelled"
+    assert (end.reason, is_sent) == ("cancelled", [False])
 
 
 def test_a_reader_that_was_held_up_ends_no_engine_that_has_stopped_meanwhile(

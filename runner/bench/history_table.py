@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from runner.bench.figures import INVALID, doubt, figure
 from runner.bench.formats import escaped, markdown_table
@@ -117,7 +117,9 @@ def what_was_measured(run: BenchRun) -> Measured:
     """The model, the device, and how it was loaded and drafted for: runs that differ in these are of no one trend."""
     options = run.options
     loading = (options.kv_type, options.n_gpu_layers, options.n_threads, options.batch_size)
-    drafting = (options.speculation, options.draft, options.draft_file) if options.genres else ()
+    drafting: tuple[Any, ...] = ()
+    if options.genres:
+        drafting = (options.speculation, options.draft, options.draft_max, options.draft_file, options.temperatures)
     return (run.model, run.quantization, run.machine.device, *map(str, (*loading, *drafting)))
 
 

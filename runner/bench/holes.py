@@ -1,6 +1,7 @@
 """Whether parts of a model's files are zeros, as downloads leave them that took the room first and then ended.
 
-Looks at a few places of each file, which takes milliseconds; that all of it is right only a hash can say. It knows no
+Looks at a few places of each file, which takes milliseconds where it was read before; that all of it is right only a
+hash can say. It knows no
 format.
 """
 
@@ -13,6 +14,7 @@ from typing import Final
 _N_PLACES: Final = 256
 _PLACE_BYTES: Final = 4096
 _LEAST_BYTES: Final = 2**20  # of a file in which so many places are worth looking at
+_REMEDY: Final = "fetch it again, or let `runner verify --repair` do it for a model of the hub"
 _MOST: Final = 0.05  # rows that no token uses, and what was pruned, are zeros too
 
 
@@ -21,7 +23,8 @@ def holes_fault(paths: Iterable[Path]) -> str | None:
     for path in paths:
         share = _share_of_zeros(path)
         if share > _MOST:
-            return f"about {100 * share:.0f} % of {path.name} is zeros: `runner verify` tells whether it is damaged"
+            zeros = f"about {100 * share:.0f} % of {path.name} is zeros"
+            return f"{zeros}, as a download leaves it that ended early: {_REMEDY}"
     return None
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cached_property
 
 from runner.backends import CHECKED_BY
 from runner.backends.base import common_prefix
@@ -191,7 +192,7 @@ class Bench:
             first_prompt=side.turns_done * (options.repetitions + 1),
             earlier=next((other.plan for other in self._sides.values() if other.plan is not None), None),
             bandwidth=lambda: self._bandwidth_of(side),
-            damage=self._damage,
+            damage=lambda: self._damage,
             on_test=lambda: self._look_around(process),
         )
         with process:
@@ -246,6 +247,7 @@ class Bench:
 
         side.bytes_read = bytes_read
 
+    @cached_property
     def _damage(self) -> str | None:
         """What is wrong with the files, as far as a look tells."""
         assert self._files is not None

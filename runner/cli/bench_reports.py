@@ -167,7 +167,7 @@ def fails(comparison: RunComparison, fail_below: str | None) -> bool:
         render.say("Sizes that are asked for (-p 512 -n 128) are never made smaller where a machine is slow.")
     untold = [f"{row.backend} {row.test}" for row in comparison.rows if row.verdict == "unknown"]
     if untold:
-        render.say(f"NOT TOLD: {', '.join(untold)}: one repetition tells nothing of noise; -r 5 makes more.")
+        render.say(f"NOT TOLD: {', '.join(untold)}: one repetition, in either run, tells nothing of noise (-r 5).")
     if not (slower or lost):
         render.say(f"No {'other ' if untold else ''}row is slower by more than {allowed} beyond noise.")
     return bool(slower or lost)

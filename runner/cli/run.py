@@ -6,7 +6,7 @@ It puts the prompt together from its argument, files and a pipe. It keeps nothin
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +16,10 @@ from runner.cli import flag_groups, options, render
 from runner.errors import EngineDied, UsageError
 
 if TYPE_CHECKING:
+    from runner.cli.interrupt import Interruptible
     from runner.config import ChatOptions, SamplingParams
     from runner.engine_process import EngineProcess
-    from runner.events import Loaded
+    from runner.events import ChatEvent, Loaded
     from runner.types import Message
 
 _INTERRUPTED = 130
@@ -68,7 +69,10 @@ def run(
     if raw and system:
         raise UsageError("--raw sends the prompt alone, and --system adds to it.", hint="Leave one of them out.")
     if raw and (flag := "--think" if think is not None else "--think-budget" if think_budget is not None else ""):
-        raise UsageError(f"--raw has no thought apart, and {flag} is about one.", hint="Leave one of them out.")
+        raise UsageError(
+            f"--raw sends the prompt without a template, which alone knows of thoughts: {flag} would do nothing.",
+            hint="Leave one of them out.",
+        )
     chat_options = settings.chat_options(overflow=overflow, think=think, think_budget=think_budget, raw=raw or None)
     sampling = answer.given()
     settings.sampling_params({}, sampling)  # a wrong value is better said before anything is read or loaded
@@ -139,8 +143,13 @@ class _OneShot:
         self._params = params
         self._chat_options = chat_options
 
-    def _events(self) -> Any:
-        return self._engine.chat(self._messages, self._params, self._chat_options)
+    def _events(self, interrupted: Interruptible) -> Generator[ChatEvent]:
+        """None come any more of an engine that a second Ctrl+C has ended."""
+        try:
+            yield from self._engine.chat(self._messages, self._params, self._chat_options)
+        except EngineDied:
+            if not interrupted.is_killed:
+                raise
 
     def as_text(self, *, has_thoughts: bool, verbose: bool) -> int:
         from runner.cli.answer import AnswerView
@@ -150,12 +159,7 @@ class _OneShot:
 
         view = AnswerView(Live(is_wanted=False), has_thoughts=has_thoughts and render.is_terminal(sys.stderr))
         with Interruptible(self._engine) as interrupted:
-            try:
-                view.show_all(self._events())
-            except EngineDied:
-                if interrupted.is_killed:
-                    return _INTERRUPTED
-                raise
+            view.show_all(self._events(interrupted))
         if (finished := view.finished) is None:
             return _INTERRUPTED
         if finished.reason == "context":
@@ -182,7 +186,7 @@ class _OneShot:
         text: list[str] = []
         reasoning: list[str] = []
         finished: Finished | None = None
-        with Interruptible(self._engine), closing(self._events()) as events:
+        with Interruptible(self._engine) as interrupted, closing(self._events(interrupted)) as events:
             for event in events:
                 if isinstance(event, TextDelta):
                     text.append(event.text)

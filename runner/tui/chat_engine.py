@@ -128,17 +128,20 @@ class ChatEngine:
         self._ask(question, self.conversation.regenerate)
 
     def stop(self) -> None:
-        """Stop what runs, and take back the questions that wait.
-
-        Asked again some seconds later, it ends the engine with an answer that has not stopped.
-        """
+        """Stop what runs, and take back the questions that wait."""
+        if self._stopped_up_to < self._last_request:
+            self._stopping_since = monotonic()
         self._stopped_up_to = self._last_request
-        if self.state == "stopping" and monotonic() - self._stopping_since > _PATIENCE_S:
-            self._engine.kill()
         if self.state == "answering":
-            self.state, self._stopping_since = "stopping", monotonic()
+            self.state = "stopping"
             self._post(AnswerStopping(self.state))
         self._engine.cancel()
+
+    def insist(self) -> None:
+        """Stop what runs; what was asked to stop seconds ago ends with the engine."""
+        if self._stopped_up_to == self._last_request and monotonic() - self._stopping_since > _PATIENCE_S:
+            self._engine.kill()
+        self.stop()
 
     def unload(self, why: str) -> None:
         """Unload the model, to make room; what runs is stopped first. Unloaded tells when it is done."""

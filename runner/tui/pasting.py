@@ -22,6 +22,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
+from time import monotonic
 from typing import Final
 
 from textual import constants
@@ -41,6 +42,7 @@ _ALT_ENTER: Final = "\x1b\r"  # Enter alone for Textual
 _START, _END = "\x1b[200~", "\x1b[201~"
 _LINES: Final = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*")
 _MIN_LINES: Final = 16  # characters of lines in one piece; what a line gathers of a hand's keys is shorter
+_PIECE_S: Final = 0.05  # from one piece of a paste to the next; no hand is so fast
 _FIRST_TEXT: Final = "\xa0"  # what is before and not printable are controls
 
 
@@ -55,6 +57,7 @@ class PasteParser(XTermParser):
         self._answered = answered
         self._is_esc_last = False
         self._is_pasting = False
+        self._pasted_at = -_PIECE_S  # when lines last came that no mark said were a paste
         self._passed = ""  # the end of what came through: the marker of a paste may have begun there
         self._held = ""  # of a paste: may be the beginning of the marker of its end
 
@@ -70,9 +73,16 @@ class PasteParser(XTermParser):
             self._timeout_time += _ESC_DELAY_S - constants.ESCAPE_DELAY
 
     def _with_marks(self, data: str) -> str:
-        """Lines that are a paste without its marks, in them."""
-        is_paste = not (self._is_pasting or self._is_esc_last) and _is_lines(data)
-        return f"{_START}{data}{_END}" if is_paste else data
+        """Lines that are a paste without its marks, in them; a long one comes in pieces, one right behind the other."""
+        if self._is_pasting or self._is_mark_begun() or not _LINES.fullmatch(data):
+            return data
+        if not _is_lines(data) and monotonic() - self._pasted_at > _PIECE_S:
+            return data
+        self._pasted_at = monotonic()
+        return f"{_START}{data}{_END}"
+
+    def _is_mark_begun(self) -> bool:
+        return any(self._passed.endswith(_START[:n]) for n in range(1, len(_START)))
 
     def _without_answers(self, data: str) -> str:
         """Textual takes Alt and a letter with an ESC behind it, as an answer's that comes at any time, for a "^"."""
@@ -129,10 +139,10 @@ def _as_text(event: Message) -> Message:
     return Paste(safe_text(event.character or ""))
 
 
-def _is_lines(data: str) -> bool:
-    """Whether it is text of several lines and no other keys."""
-    is_broken = "\r" in data.strip() or "\n" in data.strip()
-    return is_broken and len(data) >= _MIN_LINES and _LINES.fullmatch(data) is not None
+def _is_lines(text: str) -> bool:
+    """Whether it is several lines."""
+    is_broken = "\r" in text.strip() or "\n" in text.strip()
+    return is_broken and len(text) >= _MIN_LINES
 
 
 def _split_held(text: str) -> tuple[str, str]:

@@ -246,7 +246,8 @@ def test_a_model_of_which_a_fifth_is_zeros_is_none_though_it_speaks() -> None:
     (model / "holes.gguf").write_bytes(data)
     run, _ = bench(request("holes", backends=("llamacpp",)))
     assert set(invalid_rows(run).values()) == {
-        "about 20 % of holes.gguf is zeros: `runner verify` tells whether it is damaged"
+        "about 20 % of holes.gguf is zeros, as a download leaves it that ended early: "
+        "fetch it again, or let `runner verify --repair` do it for a model of the hub"
     }
 
 

@@ -136,9 +136,12 @@ def test_a_model_of_one_s_own_whose_path_is_gone_is_told(
     for command in (["show", "mine"], ["explain", "mine"]):
         code, out, err = run(capsys, *command)
         assert (code, out) == (1, "")
-        assert err.startswith(f"error: {path} does not exist.\nhint: The models.toml that names it is wrong")
+        assert err.startswith(
+            f"error: {path} does not exist.\nhint: The models.toml that names it is wrong, or it was moved"
+        )
     code, out, _ = run(capsys, "verify", "mine")
-    assert (code, out) == (5, f"mine: missing: {path} does not exist\n")
+    assert code == 5
+    assert out == f"mine: missing: {path} does not exist: it was moved or deleted, or its disk is not mounted\n"
 
 
 @pytest.mark.usefixtures("qwen")

@@ -373,8 +373,8 @@ def test_a_mistaken_grammar_is_told_before_a_model_is_loaded(
         (["--backend", "native", "--kv-type", "q8_0", "-ngl", "0"], "Choose one with --kv-type"),
         (["--backend", "native", "-ngl", "1"], "Use -ngl all or -ngl 0"),
         (["--raw", "-s", "Be brief."], "--raw sends the prompt alone, and --system adds to it"),
-        (["--raw", "--think"], "--raw has no thought apart, and --think is about one"),
-        (["--raw", "--think-budget", "0"], "and --think-budget is about one"),
+        (["--raw", "--think"], "which alone knows of thoughts: --think would do nothing"),
+        (["--raw", "--think-budget", "0"], "--think-budget would do nothing"),
         (["--backend", "llamacpp", "--spec", "eagle3", "--draft", "."], "no eagle3 drafter"),
     ],
 )

@@ -157,11 +157,12 @@ def test_an_answer_that_does_not_stop_ends_with_the_engine_when_asked_again(
     chat.engine.send("go")
     while not text_of([chat.last(AnswerStep)]):
         pass
-    chat.engine.stop()
-    chat.engine.stop()  # by a hand that is not sure of the first
+    chat.engine.insist()
+    chat.engine.insist()  # by a hand that is not sure of the first
     (pid,) = chat.engine.pids()
     monkeypatch.setattr("runner.tui.chat_engine._PATIENCE_S", 0.0)
-    chat.engine.stop()
+    chat.engine.stop()  # as what opens another chat does
+    chat.engine.insist()
     ended = chat.last(AnswerEnded)
     assert (ended.state, ended.turn.content, ended.error.message) == ("empty", "o", "The engine was ended.")
     assert has_ended(pid)

@@ -38,12 +38,35 @@ def test_no_key_comes_out_of_a_paste_and_keys_after_it_do(size: int) -> None:
         ("first line\rsecond\x1b[A line", ""),
     ],
 )
-def test_lines_that_come_in_one_piece_are_a_paste_that_the_terminal_did_not_mark(piece: str, pasted: str) -> None:
+def test_lines_that_come_in_one_piece_are_a_paste_that_the_terminal_did_not_mark(
+    piece: str, pasted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.tui.pasting._PIECE_S", -1.0)  # what follows is typed, however soon it comes
     parser = PasteParser()
     events = [*parser.feed(piece), *parser.feed("\r")]
     assert "".join(event.text for event in events if isinstance(event, Paste)) == pasted
     enters = sum(isinstance(event, Key) and event.key == "enter" for event in events)
     assert enters == (1 if pasted else 1 + piece.count("\r"))
+
+
+def test_of_such_a_paste_all_pieces_are_text_and_what_is_typed_later_is_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("runner.tui.pasting.monotonic", lambda: now)
+    parser = PasteParser()
+    events = [event for piece in ("alpha\rbeta\rgamma\rd", "\r", "}\rx") for event in parser.feed(piece)]
+    assert "".join(event.text for event in events if isinstance(event, Paste)) == "alpha\nbeta\ngamma\nd\n}\nx"
+    assert not any(isinstance(event, Key) for event in events)
+    now = 1.0
+    assert [event.key for event in parser.feed("\r") if isinstance(event, Key)] == ["enter"]
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_lines_behind_a_mark_that_came_in_two_pieces_are_of_the_marked_paste(cut: int) -> None:
+    marked, end = "\x1b[200~first line\rsecond line\rthird", "\x1b[201~"
+    parser = PasteParser()
+    events = [event for piece in (marked[:cut], marked[cut:], " line" + end) for event in parser.feed(piece)]
+    assert [event.text for event in events if isinstance(event, Paste)] == ["first line\nsecond line\nthird line"]
+    assert not any(isinstance(event, Key) for event in events)
 
 
 def test_the_driver_of_the_terminal_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ class ChatScreen(ChatSurface):
         if self.sides.has_overlay:
             self.sides.close_overlay()
         elif self.engine.is_busy or self.engine.state == "loading":
-            self.engine.stop()
+            self.engine.insist()
             self.query_one(Hint).show("stopping")
         elif self.box.is_edit:
             self.box.give_up_edit()

@@ -15,6 +15,7 @@ from textual.message import Message
 from runner.events import Loaded
 from runner.measures import binary_size
 from runner.safe_text import safe_line
+from runner.set_values import in_chat
 from runner.tui.content import line
 from runner.tui.machine_watch import OtherProgram
 from runner.tui.widgets.gauges import both_ends
@@ -127,6 +128,6 @@ class BackendReason(Fold):
 
     def _reason(self, width: int) -> list[Content]:
         assert self._loaded is not None
-        texts = [self._loaded.reason, self._loaded.info.note]
+        texts = [in_chat(text) for text in (self._loaded.reason, self._loaded.info.note)]
         wrapped = [row for text in texts if text for row in Content(safe_line(text)).wrap(width)]
         return [row.stylize("$text-muted") for row in wrapped]
