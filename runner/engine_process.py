@@ -225,6 +225,7 @@ class EngineProcess:
         number = self._request
         self._is_loading = request["op"] == "load"
         self._cancelled_at, self._has_sent_cancel = None, False
+        self._cpu_s = self._worked_at = 0.0  # of another child, perhaps
         self._is_sending = self._active = True  # in this order: a cancel from now on waits for the request's end
         is_done = False
         try:
