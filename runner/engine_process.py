@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 _SILENCE_S = 15.0  # the child beats each second from a thread of its own: this long without is a hang
-_CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never will, unless the child computes
+_CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never will, unless the child computes an answer
 _BUSY_GRACE_S = 30.0  # then one product may be under way: that of a large model takes seconds on a busy machine
 _BEATS_CPU_S = 0.02  # what the child's beats take of the CPU is less
 _EXIT_GRACE_S = 2.0
@@ -310,6 +310,7 @@ class EngineProcess:
                 heard_at = time.monotonic()
             if self._cancelled_at is not None:
                 self._cancelled_at += paused
+            self._worked_at += paused
             self._check_patience(heard_at)
 
     @staticmethod

@@ -145,6 +145,7 @@ def test_a_cancel_that_finds_no_room_behind_a_long_request_comes_once_there_is_s
     assert engine.pid is not None
     child = psutil.Process(engine.pid)
     child.suspend()
+    wait_for(lambda: child.status() == psutil.STATUS_STOPPED)  # before that it would read on
 
     def cancel() -> None:
         wait_for(lambda: engine._active and not engine._is_sending)

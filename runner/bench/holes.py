@@ -1,8 +1,7 @@
 """Whether parts of a model's files are zeros, as downloads leave them that took the room first and then ended.
 
 Looks at a few places of each file, which takes milliseconds where it was read before; that all of it is right only a
-hash can say. It knows no
-format.
+hash can say. It knows no format.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def localmaxxing_payload(run: BenchRun, *, hf_id: str, backend: str | None = Non
         "tokSOut": _rounded(decode.mean),
         "tokSPrefill": None if prefill is None else _rounded(prefill.mean),
         "ttftMs": None if ttft is None else _rounded(ttft.mean),
-        "peakVramGb": _vram(run.machine, chosen, decode, is_offloaded=isinstance(run.options.n_gpu_layers, int)),
+        "peakVramGb": _vram(run, chosen, decode),
         "promptTokens": None if prefill is None else prefill.n_prompt,
         "outputTokens": decode.n_gen,
         "prefillTokens": decode.n_depth,
@@ -103,11 +103,11 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(figure(value))
 
 
-def _vram(machine: BenchMachine, backend: BenchBackend, decode: BenchRow, *, is_offloaded: bool) -> float | None:
-    """GiB, as the board counts memory of GPUs; None where some of the model is in main memory, which is then among it:
-    where the bandwidth was measured, and nothing could be held against it; or could not be, with -ngl."""
-    is_split = decode.bandwidth_share is None and (machine.bandwidth is not None or is_offloaded)
-    if machine.kind == "cpu" or backend.memory is None or is_split:
+def _vram(run: BenchRun, backend: BenchBackend, decode: BenchRow) -> float | None:
+    """GiB, as the board counts memory of GPUs; None where it is not known that all of the model is there: main memory
+    would be among it."""
+    is_whole = decode.bandwidth_share is not None or run.options.n_gpu_layers == "all"
+    if run.machine.kind == "cpu" or backend.memory is None or not is_whole:
         return None
     return round(backend.memory.total_bytes / 2**30, 2)
 

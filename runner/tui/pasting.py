@@ -3,8 +3,8 @@ Alt+Enter is a key of its own; Esc is one when nothing follows at once; what is 
 
 Textual's parser reads an ESC within a bracketed paste as a key's beginning, and gives what follows as keys: a line end
 there would send a message that nobody has read. Some terminals hand such text through. Others do not mark pastes at
-all: lines that come in one piece are a paste, too, since hands type key by key. If a slow line gathers what was typed
-this is taken for one, and nothing of it is lost.
+all: lines that come in one piece are a paste, too, and what comes right behind them, since hands type key by key. If a
+slow line gathers what was typed this is taken for one, and nothing of it is lost.
 
 Esc sends what Alt and a key, and every escape sequence, begin with: only time tells them apart, where a terminal has no
 protocol for it. Textual takes 0.1 s and looks after the next key has come, so that Esc and a key soon after it are Alt
@@ -40,8 +40,8 @@ _ESC_DELAY_S: Final = constants.ESCAPE_DELAY if "ESCDELAY" in os.environ else 0.
 _REST: Final = re.compile(r"\[[0-9;:<?]*[A-Za-z~]")  # of an escape sequence, without the Esc
 _ALT_ENTER: Final = "\x1b\r"  # Enter alone for Textual
 _START, _END = "\x1b[200~", "\x1b[201~"
-_LINES: Final = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*")
-_MIN_LINES: Final = 16  # characters of lines in one piece; what a line gathers of a hand's keys is shorter
+_TEXT: Final = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*")
+_MIN_CHARACTERS: Final = 16
 _PIECE_S: Final = 0.05  # from one piece of a paste to the next; no hand is so fast
 _FIRST_TEXT: Final = "\xa0"  # what is before and not printable are controls
 
@@ -74,15 +74,11 @@ class PasteParser(XTermParser):
 
     def _with_marks(self, data: str) -> str:
         """Lines that are a paste without its marks, in them; a long one comes in pieces, one right behind the other."""
-        if self._is_pasting or self._is_mark_begun() or not _LINES.fullmatch(data):
-            return data
-        if not _is_lines(data) and monotonic() - self._pasted_at > _PIECE_S:
+        is_text = data and not self._is_pasting and _START not in self._passed + data and _TEXT.fullmatch(data)
+        if not is_text or (not _is_pasted(data) and monotonic() - self._pasted_at > _PIECE_S):
             return data
         self._pasted_at = monotonic()
         return f"{_START}{data}{_END}"
-
-    def _is_mark_begun(self) -> bool:
-        return any(self._passed.endswith(_START[:n]) for n in range(1, len(_START)))
 
     def _without_answers(self, data: str) -> str:
         """Textual takes Alt and a letter with an ESC behind it, as an answer's that comes at any time, for a "^"."""
@@ -139,10 +135,10 @@ def _as_text(event: Message) -> Message:
     return Paste(safe_text(event.character or ""))
 
 
-def _is_lines(text: str) -> bool:
-    """Whether it is several lines."""
+def _is_pasted(text: str) -> bool:
+    """Whether it is several lines, and more of them than a slow line gathers of a hand's keys."""
     is_broken = "\r" in text.strip() or "\n" in text.strip()
-    return is_broken and len(text) >= _MIN_LINES
+    return is_broken and len(text) >= _MIN_CHARACTERS
 
 
 def _split_held(text: str) -> tuple[str, str]:

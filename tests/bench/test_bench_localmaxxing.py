@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import platform
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,9 @@ def test_a_gpu_is_described_as_one_and_its_memory_counted() -> None:
     assert "peakVramGb" not in payload(run())
     in_two_memories = run(backend(row("tg128"), row("ttft")), machine=gpu_machine())
     assert "peakVramGb" not in payload(in_two_memories)
+    no_bandwidth = replace(gpu_machine(), bandwidth=None)
+    assert "peakVramGb" not in payload(run(machine=no_bandwidth))
+    assert "peakVramGb" in payload(run(machine=no_bandwidth, options=options(n_gpu_layers="all")))
     hardware = payload(run(machine=machine(kind="metal", device="Apple M3 Max")))["hardware"]
     assert isinstance(hardware, dict)
     assert (hardware["hwClass"], hardware["unifiedMemoryGb"]) == ("UNIFIED", 8)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import wait_for
+from waiting import has_ended, wait_for
 
 from runner.cli.app import main
 from runner.paths import user_paths
@@ -265,6 +265,25 @@ def test_ctrl_c_keeps_what_was_printed_and_exits_130(script: Callable[..., str],
     else:
         assert (first + rest).startswith(b"word")
         assert rest.endswith(b"\n")
+    assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_again_ends_an_engine_that_computes_on(script: Callable[..., str], as_json: bool) -> None:
+    model = script({"text": "word", "fail": "busy"})
+    arguments = [*COMMAND, "run", model, "x", *(["--json"] if as_json else [])]
+    child = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: list(running(user_paths().engines)), "no model is loaded")
+    (entry,) = running(user_paths().engines)
+    engine = psutil.Process(entry.pid)
+    loaded_s = engine.cpu_times().user
+    wait_for(lambda: engine.cpu_times().user > loaded_s + 0.2, "it does not compute")
+    while not has_ended(engine.pid):
+        os.kill(child.pid, signal.SIGINT)
+        time.sleep(0.05)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out.strip()) == (130, b""), err
+    assert b"error" not in err
     assert b"Traceback" not in err
 
 

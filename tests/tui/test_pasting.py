@@ -56,8 +56,20 @@ def test_of_such_a_paste_all_pieces_are_text_and_what_is_typed_later_is_keys(mon
     events = [event for piece in ("alpha\rbeta\rgamma\rd", "\r", "}\rx") for event in parser.feed(piece)]
     assert "".join(event.text for event in events if isinstance(event, Paste)) == "alpha\nbeta\ngamma\nd\n}\nx"
     assert not any(isinstance(event, Key) for event in events)
-    now = 1.0
+    now = 0.04
+    assert not list(parser.feed(ANSWER))  # which the terminal gives at any time
+    now = 0.08
     assert [event.key for event in parser.feed("\r") if isinstance(event, Key)] == ["enter"]
+
+
+def test_an_esc_before_such_a_paste_makes_no_keys_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = PasteParser()
+    list(parser.feed("\x1b"))
+    monkeypatch.setattr(parser, "_timeout_time", 0.0)
+    assert [event.key for event in parser.tick() if isinstance(event, Key)] == ["escape"]
+    events = list(parser.feed("first line\rsecond line\rthird"))
+    assert [event.text for event in events if isinstance(event, Paste)] == ["first line\nsecond line\nthird"]
+    assert not any(isinstance(event, Key) for event in events)
 
 
 @pytest.mark.parametrize("cut", range(1, 6))

@@ -175,7 +175,8 @@ class ChatScreen(ChatSurface):
     # --- actions ---------------------------------------------------------------------------------------------------
 
     def action_stop(self) -> None:
-        """Esc: close what lies over the transcript; else stop what runs; else give up an edit; and go to the prompt.
+        """Esc: close what lies over the transcript; else stop what runs, or, asked again seconds later, end the engine;
+        else give up an edit; and go to the prompt.
 
         With nothing of that to do, it leaves an empty prompt for the answers, where letters are keys.
         """
