@@ -5,7 +5,8 @@ order of gemv_steps.py. Nothing is shared between rows, so a row has the same bi
 computes 16 columns of one pair, of gate and up beside each other, and hands them to an epilogue; one of `_sum` 16
 columns of all slots of a row, each times its weight, and adds their sum to the residual stream; its weights, which
 depend on the experts alone, are on their way before the kernel before it has ended. Where rows share enough experts,
-moe_blocks.py multiplies them, in the same order of summation, and moe_slots.py does what is left of `_sum`.
+moe_blocks.py multiplies them, and where a row has more slots than `_sum` takes at once, `_pairs` does of several rows:
+both in the same order of summation, and moe_slots.py does what is left of `_sum`.
 
 The rows of expert e are those of the weights from e * N on, N a multiple of 16, and none of them are in pairs. The
 references are in moe_matmul.py.
@@ -32,7 +33,7 @@ from runner.kernels.fragments import TILE, activation_rows, activations_ref, to_
 from runner.kernels.gemv_steps import all_steps, begun_steps, begun_x, row_sums
 from runner.kernels.grids import half_tables, table
 from runner.kernels.layouts import random_matrix
-from runner.kernels.moe_slots import added_slots, slots_at_once, slots_of_round, store_row
+from runner.kernels.moe_slots import add_slots, added_slots, slots_at_once, slots_of_round, store_row
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import (
     GROUP,
@@ -51,32 +52,38 @@ from runner.kernels.values import (
 def _pairs_of_fragments(
     packed, high, scale, row_scale, levels, halves, x, notes, experts, N, k, args,
     EPILOGUE: tl.constexpr, CONFIG: tl.constexpr, PAIR: tl.constexpr, FORMAT: tl.constexpr, P: tl.constexpr,
-    W: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    W: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """PAIR: how many rows lie between gate and up, 0 without pairs."""
+    """PAIR: how many rows lie between gate and up, 0 without pairs. k: pairs of a row of x. EARLY: the experts were
+    there before the kernel before began, so weights are asked for at once, as in _sum_of_fragments."""
     S: tl.constexpr = 2 if PAIR > 0 else 1
     STEPS: tl.constexpr = (P + 4 * W - 1) // (4 * W)
     MASKED: tl.constexpr = P % (4 * W) != 0
     pair, tile = tl.program_id(0), tl.program_id(1)
     v = tl.arange(0, S * W)[:, None]
     tables = half_tables_of_lanes(halves, S * W, FORMAT, NVIDIA)
-    if PDL:
-        gdc_wait()
-    expert = tl.load(experts + pair).to(tl.int64)
-    # x before the weights, whose addresses wait for the expert: else it would come behind all of them.
     row = (pair // k).to(tl.int64)
     x += row * (P * 16)
     notes += row * (P * 4)
     p = 4 * (v % W)
-    asked = begun_x(x, notes, p, P, FORMAT, W, DEPTH, STEPS, NVIDIA, PDL, MASKED)
+    if EARLY:
+        expert = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64)
+    else:
+        if PDL:
+            gdc_wait()
+        expert = tl.load(experts + pair).to(tl.int64)
+        # x before the weights, whose addresses wait for the expert: else it would come behind all of them.
+        asked = begun_x(x, notes, p, P, FORMAT, W, DEPTH, STEPS, NVIDIA, PDL, MASKED)
     place = expert * (N // 16) + (tile + v // W * (PAIR // 16))
     packed += place * (P * 128)
     high += place * (P * 128)
     scale += place * (P * 32)
     waiting = begun_steps(packed, high, scale, p, P, FORMAT, W, DEPTH, STEPS, NVIDIA, MASKED)
     if PDL:
-        gdc_wait()  # again, and at once over: behind it ptxas would put off what was asked for
+        gdc_wait()  # unless EARLY again, and at once over: behind it ptxas would put off what was asked for
         gdc_launch_dependents()
+    if EARLY:
+        asked = begun_x(x, notes, p, P, FORMAT, W, DEPTH, STEPS, NVIDIA, PDL, MASKED)
     i = tl.arange(0, S * 16)
     factor = 0.5 * tl.load(row_scale + expert * N + (tile * 16 + i // 16 * PAIR + i % 16))
     acc = all_steps(
@@ -156,7 +163,7 @@ def check_apart(x: Int8Fragments, w: PackedMatrix) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GemvFragmentsOfExperts:
-    """Launches of the kernels. x: each row apart (C = 1), of the rows for `pairs`, of the pairs for `sum`.
+    """Launches of the kernels. x: each row apart (C = 1), of the rows for `pairs`, of the pairs for the others.
 
     w: the matrices of all experts, [E * N, K]; experts: int32 [M, k]; num_rows: N.
     """
@@ -175,14 +182,28 @@ class GemvFragmentsOfExperts:
         self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], pair: int, n_columns: int
     ) -> None:
         """Each pair's product [n_columns] to the epilogue. pair: see epilogues.columns."""
-        k, pdl, n_pairs = self.experts.shape[1], has_pdl(self.experts), self.w.packed.shape[1]
+        k = self.experts.shape[1]
         assert self.x.num_rows * k == self.experts.numel()
+        self._pairs(epilogue, args, config, pair, n_columns, k=k, warps=PAIRS_WARPS, depth=_PAIRS_DEPTH, early=False)
+
+    def products(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
+        """Each pair's product [N] to the epilogue, with the bits that `sum` adds up."""
+        assert self.x.num_rows == self.experts.numel()
+        depth = _sum_depth(self.w.format, self.experts.shape[1])
+        self._pairs(epilogue, args, config, 0, self.num_rows, k=1, warps=1, depth=depth, early=True)
+
+    def _pairs(
+        self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], pair: int, n_columns: int,
+        *, k: int, warps: int, depth: int, early: bool,
+    ) -> None:  # fmt: skip
+        """warps: of a tile."""
+        pdl = has_pdl(self.experts)
         assert pair % TILE == 0
         _pairs_of_fragments[(self.experts.numel(), n_columns // TILE)](
             *self._operands(), self.experts, self.num_rows, k, args,
-            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, FORMAT=self.w.format, P=n_pairs, W=PAIRS_WARPS,
-            DEPTH=_PAIRS_DEPTH, NVIDIA=is_nvidia(self.experts), PDL=pdl,
-            num_warps=(2 if pair else 1) * PAIRS_WARPS, num_stages=1, **pdl_option(pdl), **OPTIONS,
+            EPILOGUE=epilogue, CONFIG=config, PAIR=pair, FORMAT=self.w.format, P=self.w.packed.shape[1], W=warps,
+            DEPTH=depth, EARLY=early, NVIDIA=is_nvidia(self.experts), PDL=pdl,
+            num_warps=(2 if pair else 1) * warps, num_stages=1, **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
 
     @property
@@ -208,6 +229,15 @@ class GemvFragmentsOfExperts:
         return w.packed, high, w.scale, w.row_scale, table(device), half_tables(device), self.x.words, self.x.notes
 
 
+def multiplies_one_by_one(n_rows: int, k: int) -> bool:
+    """Whether `products` and moe_slots.py are faster than `sum`, whose second round has its warps wait for the first.
+
+    H200, Qwen3.5-35B-A3B, nine slots: steps of 4 and 8 rows take 5 and 6 % less. Of eight, Qwen3-30B-A3B's of 2 rows
+    4 % more.
+    """
+    return n_rows > 1 and k > slots_at_once(k)
+
+
 def multiplies_experts(w: PackedMatrix, k: int) -> bool:
     """Whether the kernels take k experts a row, and are right on the device that w is on: see layouts.py."""
     return k <= _MOST_SLOTS and (not is_nvidia(w.packed) or _works(w.format, w.packed.device))
@@ -223,7 +253,7 @@ def operands_to_try(form: str, device: torch.device) -> tuple[PackedMatrix, Tens
 
 
 def try_experts(form: str, device: torch.device) -> bool:
-    """Whether both kernels do: lanes are a compiler's to decide."""
+    """Whether both kernels do, and those of `products` give what `sum` does: lanes are a compiler's to decide."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     w, dense, x, rows = operands_to_try(form, device)
@@ -235,11 +265,17 @@ def try_experts(form: str, device: torch.device) -> bool:
         moe_pairs.gate_pairs, args, (0, 0, False, ACTIVATIONS["silu"]), TILE, TILE
     )
     experts = torch.tensor([[2, 0, 1]], dtype=torch.int32, device=device)
-    GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE).sum(weights, h, None, parts)
+    launches = GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE)
+    launches.sum(weights, h, None, parts)
+    apart = torch.empty_like(gated)
+    launches.products(moe_pairs.store_pairs, (apart, TILE, (apart, 0.0, 0.0), apart, (experts, 3, TILE)), (0, 0, False))
+    again, squares = torch.zeros_like(h), torch.empty_like(parts)
+    add_slots(apart, weights, again, squares)
     gate, up = (rows @ dense[: 2 * TILE].T).chunk(2, 1)
     by_slot = torch.einsum("sk,snk->sn", rows, dense.view(4, TILE, -1)[experts[0].tolist()])
     wanted = ((gated, gate.sigmoid() * gate * up), (h, weights.cpu() @ by_slot))
-    return all(bool((found.cpu() - right).norm() < 1e-4 * right.norm()) for found, right in wanted)
+    are_right = all(bool((found.cpu() - right).norm() < 1e-4 * right.norm()) for found, right in wanted)
+    return are_right and torch.equal(h, again) and torch.equal(parts, squares)
 
 
 _works = cache(try_experts)
@@ -266,13 +302,14 @@ def variants() -> Iterator[Variant]:
         ("mq4", 0, 32), ("mq4-uniform", 0, 32), ("mq4", 8, 12), ("mq4", 4, 45), ("mq4", 9, 8), ("mq4", 16, 8),
         ("mq4-uniform", 8, 12),
         ("mq6", 0, 32), ("mq6", 4, 45),
+        ("mq4", 1, 8), ("mq4-uniform", 1, 8), ("mq6", 1, 8),
     ):  # fmt: skip
         operands = {
             "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
             "levels": "*i32", "halves": "*i32", "x": "*i32", "notes": "*fp32", "experts": "*i32",
         }  # fmt: skip
         common = {"FORMAT": form, "P": n_pairs, "NVIDIA": True}
-        if k:
+        if k > 1:
             yield Variant(
                 name=f"moe_fragments {form} sum of {k}",
                 kernel=_sum_of_fragments,
@@ -290,15 +327,19 @@ def variants() -> Iterator[Variant]:
                 most_registers=_MOST_REGISTERS,
             )  # fmt: skip
         else:
+            warps, depth = (1, _sum_depth(form, 9)) if k else (PAIRS_WARPS, _PAIRS_DEPTH)
             yield Variant(
-                name=f"moe_fragments {form} gate",
+                name=f"moe_fragments {form} {'one by one' if k else 'gate'}",
                 kernel=_pairs_of_fragments,
-                signature={**operands, "N": "i32:16", "k": "i32", "args": moe_pairs.signature("*bf16")},
-                constants={
-                    **common, "EPILOGUE": moe_pairs.gate_pairs, "CONFIG": (0, 0, False, 0), "PAIR": 768,
-                    "W": PAIRS_WARPS, "DEPTH": _PAIRS_DEPTH,
+                signature={
+                    **operands, "N": "i32:16", "k": "i32", "args": moe_pairs.signature("*fp32" if k else "*bf16")
                 },
-                num_warps=2 * PAIRS_WARPS,
+                constants={
+                    **common, "EPILOGUE": moe_pairs.store_pairs if k else moe_pairs.gate_pairs,
+                    "CONFIG": (0, 0, False) if k else (0, 0, False, 0), "PAIR": 0 if k else 768,
+                    "W": warps, "DEPTH": depth, "EARLY": k == 1,
+                },
+                num_warps=1 if k else 2 * warps,
                 num_stages=1,
                 has_pdl=True,
                 is_nvidia_only=True,

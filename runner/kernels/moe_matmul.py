@@ -25,7 +25,7 @@ from runner.kernels.epilogues import ACTIVATIONS
 from runner.kernels.fragments import TILE
 from runner.kernels.matmul import Activation, dense_rows, gate_ref
 from runner.kernels.moe_blocks import BlocksOfExperts
-from runner.kernels.moe_fragments import PAIRS_WARPS, GemvFragmentsOfExperts
+from runner.kernels.moe_fragments import PAIRS_WARPS, GemvFragmentsOfExperts, multiplies_one_by_one
 from runner.kernels.moe_gemm import Gemm
 from runner.kernels.moe_gemv import Gemv
 from runner.kernels.moe_groups import Groups, group_pairs
@@ -165,7 +165,7 @@ def moe_linear_residual(
     (n_rows, _), n = to.experts.shape, w.shape[0] // to.num_experts
     assert h.shape == (n_rows, n)
     assert h.is_contiguous()
-    if to.groups is None:
+    if to.groups is None and not _is_one_by_one(x, to):
         gemv = _gemv(x, w, to, n)
         parts = torch.empty(n_rows, gemv.n_sum_tiles, dtype=torch.float32, device=h.device)
         gemv.sum(to.weights, h, bias, parts)
@@ -202,7 +202,11 @@ def _pairs(
     if activation is not None:
         config = (*config, ACTIVATIONS[activation])
     epilogue, pair = (store_pairs, 0) if activation is None else (gate_pairs, width)
-    if to.groups is None:
+    if to.groups is None and is_residual:
+        assert isinstance(x, Int8Fragments)
+        assert isinstance(w, PackedMatrix)
+        GemvFragmentsOfExperts(x=x, w=w, experts=to.experts, num_rows=n).products(epilogue, args, config)
+    elif to.groups is None:
         _gemv(x, w, to, n).pairs(epilogue, args, config, pair, width)
     elif isinstance(x, Int8Fragments):
         assert isinstance(w, PackedMatrix)
@@ -217,6 +221,10 @@ def _pairs(
         assert isinstance(x, Tensor)
         Gemm(x=x, w=w, groups=to.groups).pairs(epilogue, args, config, pair, width)
     return out
+
+
+def _is_one_by_one(x: MoeRows, to: Dispatch) -> bool:
+    return isinstance(x, Int8Fragments) and multiplies_one_by_one(*to.experts.shape)
 
 
 def _gemv(x: MoeRows, w: Matrix, to: Dispatch, n: int) -> Gemv | GemvFragmentsOfExperts:

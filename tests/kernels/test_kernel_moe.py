@@ -358,9 +358,11 @@ def test_activations_of_16_bits_are_taken_and_given(m: int, dtype: torch.dtype) 
     close(h, wanted, 2e-6 if m <= 16 else unit)  # above 16 rows the outputs of experts pass through 16 bits
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "mq6 fragments"])
-def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(kind: str) -> None:
-    e, k, n, length, width = (5, 2, 16, 320, 32) if "fragments" in kind else (5, 2, 4, 96, 9)
+@pytest.mark.parametrize(
+    ("kind", "k"), [*((kind, 2) for kind in (*KINDS, "mq6 fragments")), ("mq4 fragments", 9)]
+)  # of nine slots the down products of several rows are another kernel's
+def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(kind: str, k: int) -> None:
+    e, n, length, width = (5, 4, 96, 9) if "fragments" not in kind else (5, 16, 320, 32) if k == 2 else (9, 16, 128, 16)
     up, down = matrix(kind, e * 2 * n, length), matrix(kind, e * width, length)
     logits, x, parts = random(16, e, seed=4), random(16, length), random(16, 40, seed=2).square()
     inner = random(16 * k, length, seed=6)
@@ -423,12 +425,13 @@ def test_int8_rows_of_pairs_are_those_of_the_pairs_in_order() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS_IN_FRAGMENTS)
-def test_experts_are_in_fragments_only_where_both_kernels_are_right(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_in_fragments_only_where_all_kernels_are_right(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     works = moe_fragments.try_experts
     assert works(form, DEVICE)
     kernels = moe_fragments.GemvFragmentsOfExperts
-    for name, place in (("pairs", lambda args: args[1][0]), ("sum", lambda args: args[1])):
+    gated = lambda args: args[1][0]  # noqa: E731
+    for name, place in (("pairs", gated), ("sum", lambda args: args[1]), ("products", gated)):
         right = getattr(kernels, name)
 
         def wrong_in_one_lane(self: object, *args: Any, right: Any = right, place: Any = place) -> None:
