@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from checkout import CHECKOUT
 from gguf import GGUFWriter
 from waiting import has_ended, wait_for
 
@@ -184,6 +185,36 @@ def test_a_child_that_falls_silent_is_ended(
         for event in engine.chat(ASK, GREEDY):
             if isinstance(event, TextDelta) and engine.pid:
                 os.kill(engine.pid, signal.SIGSTOP)
+
+
+@pytest.fixture
+def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the next engine waits for when it loads, until somebody writes there; silence is taken for a hang soon."""
+    pipe = tmp_path / "disk"
+    os.mkfifo(pipe)
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    monkeypatch.setenv("DISK_CHILD", str(pipe))
+    monkeypatch.setattr(EngineProcess, "child_module", "tests.disk_child")
+    monkeypatch.setattr("runner.engine_process._SILENCE_S", 2.0)
+    return pipe
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a wait is not seen")
+def test_a_silent_child_that_waits_for_a_disk_is_not_ended(script: Callable[..., str], slow_disk: Path) -> None:
+    with EngineProcess(user_paths()) as engine:
+        threading.Timer(6.0, lambda: os.close(os.open(slow_disk, os.O_RDWR))).start()  # waits for no reader
+        load(engine, script("fine"))
+        assert "".join(received(engine)) == "fine"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a wait is not seen")
+def test_a_disk_is_not_waited_for_without_end(
+    script: Callable[..., str], slow_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.engine_process._DISK_PATIENCE_S", 1.0)
+    assert slow_disk.exists()
+    with EngineProcess(user_paths()) as engine, pytest.raises(EngineDied, match="did not respond"):
+        load(engine, script("fine"))
 
 
 def test_the_hard_stop_ends_an_answer(engine: EngineProcess, script: Callable[..., str]) -> None:
