@@ -241,6 +241,7 @@ def test_closing_ends_the_child_and_its_entry_in_ps(engine: EngineProcess) -> No
     load(engine, "demo")
     (entry,) = running(user_paths().engines)
     assert (entry.pid, entry.model, entry.backend) == (engine.pid, "demo", "llamacpp")
+    assert Path(entry.path).name == "demo-q8_0.gguf"
     pid = entry.pid
     engine.close()
     assert not psutil.pid_exists(pid)
