@@ -280,6 +280,19 @@ def test_show_of_an_unknown_name_hints_at_the_nearest(capsys: pytest.CaptureFixt
     assert "qwen3-8b" in err
 
 
+def test_a_model_of_the_users_file_that_is_gone_is_in_the_lists_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    file = user_paths().user_models_file
+    file.parent.mkdir(parents=True)
+    path = file.parent / "disk" / "mine.gguf"
+    file.write_text(f'[mine]\npath = "{path}"\n')
+    code, out, err = run(capsys, "ls")
+    assert code == 0
+    assert f"{path} does not exist" in err
+    assert out.splitlines()[-1].split()[0] == "mine"
+    model = next(model for model in run_json(capsys, "ls")["models"] if model["name"] == "mine")
+    assert (model["kind"], model["state"], model["format"]) == ("own file", "damaged", "gguf")
+
+
 def test_show_of_the_scripted_model_works(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_json(capsys, "show", "fake")["is_local"] is True
 
