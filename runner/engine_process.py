@@ -146,11 +146,7 @@ class EngineProcess:
                 child.stdin.close()  # the child leaves when its input ends
             except OSError:
                 pass
-        try:
-            child.wait(_EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        _wait_or_kill(child)
         self._release(child, stderr)
 
     def event_type(self, name: str) -> type[Event]:
@@ -331,6 +327,8 @@ class EngineProcess:
 
     def _check_patience(self, heard_at: float) -> None:
         now = time.monotonic()
+        if self._child is self._killed and now - heard_at > _EXIT_GRACE_S:
+            raise self._died()
         if now - heard_at > HEARTBEAT_S and (pid := self.pid) is not None:
             self._disk.look(pid, now)
         if now - self._disk.sign_at(heard_at) > _SILENCE_S:
@@ -362,15 +360,14 @@ class EngineProcess:
         child, stderr = self._take_child()
         if child is None:
             return EngineDied("The engine is not running.", hint="Load the model again.")
-        try:
-            child.wait(_EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        if child is self._killed and child.returncode == -signal.SIGKILL:
+        _wait_or_kill(child)
+        if child is self._killed and child.returncode in (None, -signal.SIGKILL):
             message = message or "The engine was ended."
         last_words = self._release(child, stderr)
         log.error("engine died with status %s: %s", child.returncode, last_words)
+        if child.returncode is None:
+            hint = f"Process {child.pid} is held up by a disk or a driver, and keeps its memory until that answers."
+            return EngineDied(message or "The engine answers no more.", hint=hint)
         hint = _hint(child.returncode, last_words, is_ours=bool(message))
         return EngineDied(message or f"The engine {_cause(child.returncode)}.", hint=hint)
 
@@ -402,6 +399,16 @@ def temporary_file() -> IO[bytes]:
         if not hasattr(os, "memfd_create"):
             raise
         return os.fdopen(os.memfd_create("runner-engine"), "w+b")
+
+
+def _wait_or_kill(child: subprocess.Popen[bytes]) -> None:
+    """Wait until it has ended, which is soon. What waits for a disk or a driver does not even end when it is killed."""
+    try:
+        child.wait(_EXIT_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_EXIT_GRACE_S)
 
 
 def _written(file: int, data: memoryview) -> int:

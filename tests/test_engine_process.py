@@ -225,6 +225,45 @@ def test_the_hard_stop_ends_an_answer(engine: EngineProcess, script: Callable[..
                 engine.kill()
 
 
+class Undying(subprocess.Popen[bytes]):
+    """A process that does not end when it is killed, as one that waits for a driver: the kill is not delivered."""
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("how", ["cancel", "kill", "close"])
+def test_an_engine_that_cannot_even_be_killed_is_not_waited_for(
+    script: Callable[..., str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", Undying)
+    monkeypatch.setattr("runner.engine_process._EXIT_GRACE_S", 0.2)
+    monkeypatch.setattr("runner.engine_process._CANCEL_GRACE_S", 0.2)
+    engine = EngineProcess(user_paths())
+    load(engine, script({"text": "slow " * 1000, "token_s": 0.02}))
+    pid, child = engine.pid, engine._child
+    assert pid is not None
+    assert child is not None
+    rescue = threading.Timer(10.0, os.kill, (pid, signal.SIGKILL))  # of who waits without end
+    rescue.start()
+    try:
+        events = engine.chat(ASK, GREEDY)
+        next(events)
+        os.kill(pid, signal.SIGSTOP)
+        if how == "close":
+            engine.close()
+            return
+        getattr(engine, how)()
+        with pytest.raises(EngineDied) as died:
+            list(events)
+        assert f"Process {pid} is held up" in died.value.hint
+    finally:
+        assert rescue.is_alive()
+        rescue.cancel()
+        os.kill(pid, signal.SIGKILL)
+        child.wait()
+
+
 def test_ps_names_what_is_loaded_whatever_failed_since(engine: EngineProcess, script: Callable[..., str]) -> None:
     load(engine, "demo")
     with pytest.raises(UnknownModel):
