@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
+
+from disk_limits import file_size_limit
 
 from runner.prompt_history import history
 
@@ -12,11 +13,7 @@ def test_a_prompt_that_the_disk_has_no_room_for_is_no_error(tmp_path: Path) -> N
     file = tmp_path / "prompts"
     kept = history(file)
     kept.append_string("one")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size, limits[1]))
-    try:
+    with file_size_limit(file.stat().st_size):
         kept.append_string("two")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert kept.get_strings() == ["one", "two"]
     assert list(history(file).load_history_strings()) == ["one"]
