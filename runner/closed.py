@@ -14,6 +14,7 @@ from typing import Final
 from runner.errors import RunnerError
 
 MOUNT: Final = "mount the disk that it is on, or delete the link"
+GONE: Final = "the models.toml that names it is wrong, or it was moved or deleted, or its disk is not mounted"
 
 
 def closed(place: Path) -> Path | None:

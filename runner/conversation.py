@@ -10,6 +10,7 @@ What happens to an answer that does not end by itself:
 - The engine refused before anything arrived (the context is full, it died): the turns are as they were before, and
   `unsent` has the message, so that the prompt can be filled with it again.
 - runner was killed: the store has what had arrived half a second before.
+A store that cannot be written stops no chat: that is said once, and the first write that works makes up for it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,7 @@ class Conversation:
         self._turns: list[Turn] = []
         self._running: Generator[ChatEvent, None, None] | None = None
         self._own_title = ""
+        self._trouble = ""  # with the store, which was said
         self._started_at = now()
         self.model = model
         self.params = params or SamplingParams()
@@ -162,13 +165,8 @@ class Conversation:
     def _ask(self, question: list[Turn]) -> Iterator[ChatEvent]:
         """Put a question in place of the turns, keep it, and answer it."""
         before, self._turns = self._turns, question
-        self.unsent = text = question[-1].content
-        try:
-            notice = self._save(len(question) - 1)
-        except RunnerError:
-            self._turns = before
-            raise
-        self.unsent = ""
+        text, self.unsent = question[-1].content, ""
+        notice = self._save_or_say(len(question) - 1)
         self._running = self._answer(question, before=before, unsent=text, notice=notice)
         return self._running
 
@@ -194,6 +192,7 @@ class Conversation:
         except (GeneratorExit, KeyboardInterrupt, SystemExit):
             if not answer.finished:
                 self._keep(question, answer, "cancelled")
+                self._trouble = ""  # nobody heard of it
             raise
         except Exception:
             if answer.has_text and not answer.finished:
@@ -201,6 +200,7 @@ class Conversation:
             elif self._turns is question:
                 self._turns, self.unsent = before, unsent
                 self._save_or_say(len(question) - 1)
+            self._trouble = ""  # nobody heard of it
             raise
         finally:
             self._running = None
@@ -225,8 +225,9 @@ class Conversation:
         try:
             self._save(position)
         except RunnerError:
-            self._turns = before
-            raise
+            if self.session_id is not None:  # there the message would stay
+                self._turns = before
+                raise
         return text
 
     def clear(self) -> None:
@@ -238,7 +239,7 @@ class Conversation:
         """Set or remove the system prompt, from the next answer on."""
         self._settle()
         self.system = system or None
-        self._kept.describe(self.about())
+        self._describe()
 
     def rename(self, title: str) -> None:
         """Give the conversation a title; an empty one goes back to the first message."""
@@ -251,14 +252,14 @@ class Conversation:
         self._settle()
         self.params = params or self.params
         self.options = options or self.options
-        self._kept.describe(self.about())
+        self._describe()
 
     def use(self, engine: EngineSurface, model: str) -> None:
         """Go on with another model or engine."""
         self._settle()
         self._engine = engine
         self.model = model
-        self._kept.describe(self.about())
+        self._describe()
 
     def resume(self, id_or_prefix: str) -> Session:
         """Go on with a kept chat. Its settings are in what is returned; they are not applied.
@@ -282,7 +283,8 @@ class Conversation:
         self._settle()
         session, turns = read_chat(path)
         self._replace(session, turns)
-        self._save(0)
+        with suppress(StoreError, BusyError):  # the next answer tells
+            self._save(0)
 
     def save(self, path: Path, *, overwrite: bool = False) -> Path:
         """Write the conversation to a .json or .md file; returns its path."""
@@ -324,12 +326,24 @@ class Conversation:
         return self._kept.save(self.about(), self._turns, position, durable=durable)
 
     def _save_or_say(self, position: int, *, durable: bool = True) -> Notice | None:
-        """Save in the middle of an answer, which goes on when that fails: the next save makes up for it."""
+        """Save in the middle of a chat, which goes on when that fails: the next save makes up for it."""
         try:
-            return self._save(position, durable=durable)
+            notice = self._save(position, durable=durable)
         except (StoreError, BusyError) as error:
-            _log.warning("an answer is not kept yet: %s", error.message)
-            return Notice("warning", f"The answer is not kept yet. {error.message}", error.hint)
+            _log.warning("a chat is not kept yet: %s", error.message)
+            said, self._trouble = self._trouble, error.message
+            return (
+                None
+                if said == error.message
+                else Notice("warning", f"The chat goes on and is not kept yet. {error.message}", error.hint)
+            )
+        self._trouble = ""
+        return notice
+
+    def _describe(self) -> None:
+        """Keep what changed about the chat; where that fails, the next save makes up for it, or tells."""
+        with suppress(StoreError, BusyError):
+            self._kept.describe(self.about())
 
 
 class _AnswerSoFar:

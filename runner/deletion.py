@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from runner.errors import BusyError
+from runner.errors import BusyError, RunnerError
 from runner.hub_cache import has_files, remove_files
 from runner.hub_parts import delete_leftovers, lock_directory, refuse_while_fetched
 from runner.inventory import known_groups
@@ -20,6 +20,7 @@ from runner.quant.half_made import output_name
 from runner.quant.packed_files import PARTIAL_SUFFIX
 from runner.quant.work_directory import held, no_room, set_aside
 from runner.removal import Removal
+from runner.running import RunningEngine, running
 from runner.trees import alone_at, cannot_delete, check_deletable, delete_tree
 
 
@@ -32,6 +33,37 @@ def delete(removal: Removal) -> int:
         return _delete_made(removal)
     with alone_at(removal.directory):
         return _delete_cached(removal)
+
+
+def users(removals: Sequence[Removal], engines: Path) -> tuple[str, ...]:
+    """What to say of other programs that have those models loaded, one line each. engines: the list of engines.
+
+    No reason not to delete: a file stays where it is open until the last who has it lets go of it.
+    """
+    found: list[RunningEngine] = []
+    with suppress(RunnerError):  # a list that cannot be read keeps nobody from deleting
+        found = [one for one in running(engines) if any(_takes(removal, Path(one.path)) for removal in removals)]
+    return tuple(
+        f"Process {one.pid} has {one.model} loaded: it goes on with it, and cannot load it again."
+        for one in found
+        if not _is_ours(one.pid)
+    )
+
+
+def _takes(removal: Removal, file: Path) -> bool:
+    """Whether that file goes: one of a directory, or of a snapshot in the cache, snapshots/REVISION/NAME."""
+    if not file.is_relative_to(removal.directory):
+        return False
+    return removal.names is None or "/".join(file.relative_to(removal.directory).parts[2:]) in removal.names
+
+
+def _is_ours(pid: int) -> bool:
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).ppid() == os.getpid())
+    except psutil.Error:
+        return False
 
 
 # --- models and drafters made here -----------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ class Engine(EngineSurface):
         self._grammars: Grammars | None = None
         self._has_tried = False
         self._cancel = CancelToken()
+        self.weights: Path | None = None  # the first file of what was loaded last, where it has files
         self.loaded: Loaded | None = None
 
     def load(
@@ -134,7 +135,7 @@ class Engine(EngineSurface):
             backend, reason = load_backend(files, facts, options, emit, cancel, context, on_stage, draft=beside)
             on_stage("drafter")
             drafting = _open_drafting(choice, draft, texts, backend, options, emit, cancel)
-            self._backend, self._drafting = backend, drafting
+            self._backend, self._drafting, self.weights = backend, drafting, next(iter(files.weights), None)
             self.loaded = Loaded(
                 info=backend.info,
                 memory=dataclasses.replace(backend.memory(), draft_bytes=drafting.nbytes),

@@ -165,6 +165,7 @@ class Child:
                 device=info.device,
                 n_ctx=info.n_ctx,
                 memory_bytes=event.memory.total_bytes,
+                path=str(self.engine.weights or ""),
             )
         except OSError as error:
             log.warning("not in the list of running engines: %s", error)

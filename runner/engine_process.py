@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import EngineDied, UsageError, error_class
 from runner.paths import Paths
+from runner.process_signs import DiskWatch, cpu_s
 from runner.wire import from_plain, to_plain
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 _SILENCE_S = 15.0  # the child beats each second from a thread of its own: this long without is a hang
+_DISK_PATIENCE_S = 300.0  # unless it waits for a disk: a library that is loaded from a slow one stops its beats too
 _CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never will, unless the child computes an answer
 _BUSY_GRACE_S = 30.0  # then one product may be under way: that of a large model takes seconds on a busy machine
 _BEATS_CPU_S = 0.02  # what the child's beats take of the CPU is less
@@ -69,6 +71,7 @@ class EngineProcess:
         self._cancelled_at: float | None = None
         self._has_sent_cancel = self._is_loading = False
         self._cpu_s = self._worked_at = 0.0  # the child's CPU time, and when it was last seen to have grown
+        self._disk = DiskWatch(_DISK_PATIENCE_S)
         self.loaded: Loaded | None = None
 
     def __enter__(self) -> Self:
@@ -143,11 +146,7 @@ class EngineProcess:
                 child.stdin.close()  # the child leaves when its input ends
             except OSError:
                 pass
-        try:
-            child.wait(_EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        _wait_or_kill(child)
         self._release(child, stderr)
 
     def event_type(self, name: str) -> type[Event]:
@@ -226,6 +225,7 @@ class EngineProcess:
         self._is_loading = request["op"] == "load"
         self._cancelled_at, self._has_sent_cancel = None, False
         self._cpu_s = self._worked_at = 0.0  # of another child, perhaps
+        self._disk = DiskWatch(_DISK_PATIENCE_S)
         self._is_sending = self._active = True  # in this order: a cancel from now on waits for the request's end
         is_done = False
         try:
@@ -311,6 +311,7 @@ class EngineProcess:
             if self._cancelled_at is not None:
                 self._cancelled_at += paused
             self._worked_at += paused
+            self._disk.pause(paused)
             self._check_patience(heard_at)
 
     @staticmethod
@@ -326,13 +327,17 @@ class EngineProcess:
 
     def _check_patience(self, heard_at: float) -> None:
         now = time.monotonic()
-        if now - heard_at > _SILENCE_S:
+        if self._child is self._killed and now - heard_at > _EXIT_GRACE_S:
+            raise self._died()
+        if now - heard_at > HEARTBEAT_S and (pid := self.pid) is not None:
+            self._disk.look(pid, now)
+        if now - self._disk.sign_at(heard_at) > _SILENCE_S:
             raise self._fell_silent()
         if self._cancelled_at is None:
             return
         self._send_cancel()
-        if (cpu_s := _cpu_s_of(self._child)) - self._cpu_s > _BEATS_CPU_S:
-            self._cpu_s, self._worked_at = cpu_s, now
+        if (pid := self.pid) is not None and (used_s := cpu_s(pid)) - self._cpu_s > _BEATS_CPU_S:
+            self._cpu_s, self._worked_at = used_s, now
         idle_s = now - max(self._cancelled_at, self._worked_at)
         grace_s = _CANCEL_GRACE_S if self._is_loading else _BUSY_GRACE_S  # what is half loaded is no loss
         if idle_s > _CANCEL_GRACE_S or now - self._cancelled_at > grace_s:
@@ -355,15 +360,14 @@ class EngineProcess:
         child, stderr = self._take_child()
         if child is None:
             return EngineDied("The engine is not running.", hint="Load the model again.")
-        try:
-            child.wait(_EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        if child is self._killed and child.returncode == -signal.SIGKILL:
+        _wait_or_kill(child)
+        if child is self._killed and child.returncode in (None, -signal.SIGKILL):
             message = message or "The engine was ended."
         last_words = self._release(child, stderr)
         log.error("engine died with status %s: %s", child.returncode, last_words)
+        if child.returncode is None:
+            hint = f"Process {child.pid} is held up by a disk or a driver, and keeps its memory until that answers."
+            return EngineDied(message or "The engine answers no more.", hint=hint)
         hint = _hint(child.returncode, last_words, is_ours=bool(message))
         return EngineDied(message or f"The engine {_cause(child.returncode)}.", hint=hint)
 
@@ -397,25 +401,22 @@ def temporary_file() -> IO[bytes]:
         return os.fdopen(os.memfd_create("runner-engine"), "w+b")
 
 
+def _wait_or_kill(child: subprocess.Popen[bytes]) -> None:
+    """Wait until it has ended, which is soon. What waits for a disk or a driver does not even end when it is killed."""
+    try:
+        child.wait(_EXIT_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_EXIT_GRACE_S)
+
+
 def _written(file: int, data: memoryview) -> int:
     """How many bytes went in; none where another thread's cancel has taken the room since."""
     try:
         return os.write(file, data)
     except BlockingIOError:
         return 0
-
-
-def _cpu_s_of(child: subprocess.Popen[bytes] | None) -> float:
-    """The CPU time that a process has used; 0 where that cannot be told."""
-    import psutil
-
-    if child is None:
-        return 0.0
-    try:
-        times = psutil.Process(child.pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
 
 
 def _start_hint(error: OSError) -> str:

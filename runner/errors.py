@@ -19,6 +19,7 @@ probably meant is made here too.
     ├── ContextOverflow         1   the conversation does not fit the context
     ├── EngineDied              1   the engine process crashed, hung, or was killed
     └── StoreError              1   the chat database cannot be read or written
+        └── StoreUnwritable     1   by its place: a disk that is full or read-only, a directory of somebody else
 """
 
 from __future__ import annotations
@@ -103,6 +104,10 @@ class EngineDied(RunnerError):
 
 
 class StoreError(RunnerError):
+    pass
+
+
+class StoreUnwritable(StoreError):
     pass
 
 

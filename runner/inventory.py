@@ -56,8 +56,8 @@ class LocalModel:
     path: the first weight file. repo: where it came from, or "". last_used: Unix time, s, of the last access.
     state: "partial" after an interrupted download, "damaged" where links lead nowhere, and of models made here where a
     header tells it. size_bytes: what is here of its weights; total_bytes: what there will be, 0 when not known.
-    num_here of num_files weight files are here whole. lost_target: where its link leads, if nothing is to be found
-    there.
+    num_here of num_files weight files are here whole. lost_target: where its link leads, or what the user's file names,
+    if nothing is to be found there.
     """
 
     name: str
@@ -215,11 +215,17 @@ def _in_directory(spec: ModelSpec, path: Path) -> list[LocalModel]:
     try:
         places = _beside(path) if os.path.isfile(path) else {name: path / name for name in names_in(path)}
     except OSError:
-        return [_weightless(spec, path)] if spec.origin == "made" and lost_target(path) is not None else []
+        return [_weightless(spec, path)] if _is_told_lost(spec, path) else []
     sizes = {name: file_size(place) for name, place in places.items()}
     files = [CachedFile(name, places[name], size) for name, size in sizes.items() if size is not None]
     found = [_local(spec, weights) for weights in _weights(files)]
     return found or ([_weightless(spec, path)] if spec.origin == "made" and not has_weights(sizes) else [])
+
+
+def _is_told_lost(spec: ModelSpec, path: Path) -> bool:
+    """Whether it is in the list when it is not there: what the user names is, and of what was made here a link."""
+    is_gone = closed(path) is None and not os.path.exists(path)
+    return is_gone if spec.origin != "made" else lost_target(path) is not None
 
 
 def _beside(path: Path) -> dict[str, Path]:
@@ -248,11 +254,13 @@ def has_weights(names: Iterable[str]) -> bool:
 
 
 def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
-    """A model made here whose weights are gone, or are not to be found now: `du` and `rm` know it too."""
+    """A model whose weights are gone, or are not to be found now; where it was made here, `du` and `rm` know it too."""
+    is_lost = spec.origin != "made"
+    form: Literal["gguf", "safetensors"] = "safetensors" if is_lost and directory.suffix.lower() != ".gguf" else "gguf"
     return LocalModel(
         name=spec.name,
         kind=_kind(spec),
-        format="packed" if _was_packed(directory) else "gguf",
+        format="packed" if _was_packed(directory) else form,
         quantization="",
         size_bytes=0,
         path=directory,
@@ -262,7 +270,7 @@ def _weightless(spec: ModelSpec, directory: Path) -> LocalModel:
         total_bytes=0,
         num_here=0,
         num_files=1,
-        lost_target=lost_target(directory),
+        lost_target=lost_target(directory) or (directory if is_lost else None),
     )
 
 

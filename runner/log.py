@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -29,6 +30,10 @@ class _PrivateFile(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Say nothing: logging would print a traceback into the middle of a chat when the disk is full."""
+
+    def close(self) -> None:
+        with suppress(OSError):  # what the disk did not take is tried once more
+            super().close()
 
 
 class _SafeFormatter(logging.Formatter):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.closed import cannot_read, closed, leads_nowhere, lost_target
+from runner.closed import GONE, cannot_read, closed, leads_nowhere, lost_target
 from runner.config import SamplingParams
 from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
 from runner.events import Notice, Progress
@@ -172,10 +172,7 @@ def _at_path(spec: ModelSpec, path: Path) -> Located:
     if (target := lost_target(path)) is not None:
         raise leads_nowhere(path, target)
     if not path.exists():
-        raise BadModelFile(
-            f"{path} does not exist.",
-            hint="The models.toml that names it is wrong, or it was moved or deleted, or its disk is not mounted.",
-        )
+        raise BadModelFile(f"{path} does not exist.", hint=f"{GONE[0].upper()}{GONE[1:]}.")
     if path.is_dir():
         names = names_in(path)
         if spec.origin == "made" and not has_weights(names):

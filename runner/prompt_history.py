@@ -6,6 +6,7 @@ It knows the file and not who reads it.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -25,7 +26,15 @@ def history(file: Path | None) -> History:
         _shorten(file)
     except OSError:
         return InMemoryHistory()  # a full or read-only disk is no reason not to chat
-    return FileHistory(str(file))
+    return _Prompts(str(file))
+
+
+class _Prompts(FileHistory):
+    """Prompts in a file on a disk that may have filled up since it was opened."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
 
 
 def _shorten(file: Path) -> None:

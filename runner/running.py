@@ -20,7 +20,10 @@ from runner.wire import from_plain, to_plain
 
 @dataclass(frozen=True, kw_only=True)
 class RunningEngine:
-    """One engine process. started_at: Unix time, s. process_started_at: the same of the process, against pid reuse."""
+    """One engine process. started_at: Unix time, s. process_started_at: the same of the process, against pid reuse.
+
+    path: the model's first weight file, "" of an engine of a version that did not tell.
+    """
 
     pid: int
     process_started_at: float
@@ -31,6 +34,7 @@ class RunningEngine:
     device: str
     n_ctx: int
     memory_bytes: int
+    path: str = ""
 
 
 def _process_started_at(pid: int) -> float | None:
@@ -49,7 +53,15 @@ def entry(directory: Path, pid: int) -> Path:
 
 
 def announce(
-    directory: Path, *, model: str, backend: str, quantization: str, device: str, n_ctx: int, memory_bytes: int
+    directory: Path,
+    *,
+    model: str,
+    backend: str,
+    quantization: str,
+    device: str,
+    n_ctx: int,
+    memory_bytes: int,
+    path: str = "",
 ) -> Path:
     """Write this process's file, replacing an earlier one; returns its path, which `Path.unlink` withdraws.
 
@@ -66,17 +78,18 @@ def announce(
         device=device,
         n_ctx=n_ctx,
         memory_bytes=memory_bytes,
+        path=path,
     )
-    path = entry(directory, pid)
+    announced = entry(directory, pid)
     partial = directory / f"{pid}.json.partial"
     try:
         with os.fdopen(open_private(partial), "w") as file:
             json.dump(to_plain(engine), file)
-        partial.replace(path)
+        partial.replace(announced)
     except OSError:  # a full disk has room for an empty file
         partial.unlink(missing_ok=True)
         raise
-    return path
+    return announced
 
 
 def _entries(directory: Path) -> list[Path]:

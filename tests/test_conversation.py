@@ -546,20 +546,46 @@ def test_trouble_with_the_store_does_not_stop_an_answer_and_is_made_up_for(tmp_p
     store.close()
 
 
-def test_a_message_that_cannot_be_kept_is_not_sent_but_handed_back(tmp_path: Path) -> None:
+def warnings(events: Iterator[ChatEvent]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Notice)]
+
+
+def test_a_chat_that_cannot_be_kept_goes_on_and_says_so_once(tmp_path: Path) -> None:
+    ticks = iter(range(1000))
+    (tmp_path / "data").write_text("in the way of the directory")
+    store = Store(tmp_path / "data" / "chats.sqlite3", without="Go without.")
+    conversation = talk(store, ["a", "1"], ["a", "2"], ["a3"], ["a4"], clock=lambda: float(next(ticks)))
+    (said_once,) = [event for event in conversation.send("q1") if isinstance(event, Notice)]
+    assert "not kept" in said_once.text
+    assert said_once.hint.endswith("RUNNER_HOME names another place. Go without.")
+    assert conversation.undo() == "q1"
+    conversation.set_system("brief")
+    assert warnings(conversation.send("q2")) == []
+    (tmp_path / "data").unlink()
+    assert warnings(conversation.send("q3")) == []
+    assert [content for content, _ in kept(conversation, store)] == ["q2", "a2", "q3", "a3"]
+    store.close()
+
+
+def test_trouble_with_the_store_that_comes_again_is_said_again(tmp_path: Path) -> None:
     store = FailingStore(tmp_path / "chats.sqlite3")
-    conversation = talk(store, ["a1"], ["a2"])
+    conversation = talk(store, ["a1"], ["a2"], ["a3"], ["a4"])
+    heard = []
+    for trouble in (None, StoreError("disk full"), None, StoreError("disk full")):
+        store.trouble = trouble
+        heard.append(len(warnings(conversation.send("q"))))
+    assert heard == [0, 1, 0, 1]
+    store.close()
+
+
+def test_a_message_in_the_store_is_not_taken_back_where_it_would_stay_there(tmp_path: Path) -> None:
+    store = FailingStore(tmp_path / "chats.sqlite3")
+    conversation = talk(store, ["a1"])
     list(conversation.send("q1"))
     store.trouble = StoreError("disk full")
     with pytest.raises(StoreError):
-        conversation.send("q2")
-    assert (conversation.unsent, len(conversation.turns)) == ("q2", 2)
-    with pytest.raises(StoreError):
         conversation.undo()
     assert len(conversation.turns) == 2
-    store.trouble = None
-    list(conversation.send("q2"))
-    assert len(kept(conversation, store)) == 4
     store.close()
 
 

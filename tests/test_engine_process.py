@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from checkout import CHECKOUT
 from gguf import GGUFWriter
 from waiting import has_ended, wait_for
 
@@ -186,12 +187,81 @@ def test_a_child_that_falls_silent_is_ended(
                 os.kill(engine.pid, signal.SIGSTOP)
 
 
+@pytest.fixture
+def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the next engine waits for when it loads, until somebody writes there; silence is taken for a hang soon."""
+    pipe = tmp_path / "disk"
+    os.mkfifo(pipe)
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    monkeypatch.setenv("DISK_CHILD", str(pipe))
+    monkeypatch.setattr(EngineProcess, "child_module", "tests.disk_child")
+    monkeypatch.setattr("runner.engine_process._SILENCE_S", 2.0)
+    return pipe
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a wait is not seen")
+def test_a_silent_child_that_waits_for_a_disk_is_not_ended(script: Callable[..., str], slow_disk: Path) -> None:
+    with EngineProcess(user_paths()) as engine:
+        threading.Timer(6.0, lambda: os.close(os.open(slow_disk, os.O_RDWR))).start()  # waits for no reader
+        load(engine, script("fine"))
+        assert "".join(received(engine)) == "fine"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a wait is not seen")
+def test_a_disk_is_not_waited_for_without_end(
+    script: Callable[..., str], slow_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.engine_process._DISK_PATIENCE_S", 1.0)
+    assert slow_disk.exists()
+    with EngineProcess(user_paths()) as engine, pytest.raises(EngineDied, match="did not respond"):
+        load(engine, script("fine"))
+
+
 def test_the_hard_stop_ends_an_answer(engine: EngineProcess, script: Callable[..., str]) -> None:
     load(engine, script({"text": "slow " * 1000, "token_s": 0.02}))
     with pytest.raises(EngineDied):
         for event in engine.chat(ASK, GREEDY):
             if isinstance(event, TextDelta):
                 engine.kill()
+
+
+class Undying(subprocess.Popen[bytes]):
+    """A process that does not end when it is killed, as one that waits for a driver: the kill is not delivered."""
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("how", ["cancel", "kill", "close"])
+def test_an_engine_that_cannot_even_be_killed_is_not_waited_for(
+    script: Callable[..., str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", Undying)
+    monkeypatch.setattr("runner.engine_process._EXIT_GRACE_S", 0.2)
+    monkeypatch.setattr("runner.engine_process._CANCEL_GRACE_S", 0.2)
+    engine = EngineProcess(user_paths())
+    load(engine, script({"text": "slow " * 1000, "token_s": 0.02}))
+    pid, child = engine.pid, engine._child
+    assert pid is not None
+    assert child is not None
+    rescue = threading.Timer(10.0, os.kill, (pid, signal.SIGKILL))  # of who waits without end
+    rescue.start()
+    try:
+        events = engine.chat(ASK, GREEDY)
+        next(events)
+        os.kill(pid, signal.SIGSTOP)
+        if how == "close":
+            engine.close()
+            return
+        getattr(engine, how)()
+        with pytest.raises(EngineDied) as died:
+            list(events)
+        assert f"Process {pid} is held up" in died.value.hint
+    finally:
+        assert rescue.is_alive()
+        rescue.cancel()
+        os.kill(pid, signal.SIGKILL)
+        child.wait()
 
 
 def test_ps_names_what_is_loaded_whatever_failed_since(engine: EngineProcess, script: Callable[..., str]) -> None:
@@ -210,6 +280,7 @@ def test_closing_ends_the_child_and_its_entry_in_ps(engine: EngineProcess) -> No
     load(engine, "demo")
     (entry,) = running(user_paths().engines)
     assert (entry.pid, entry.model, entry.backend) == (engine.pid, "demo", "llamacpp")
+    assert Path(entry.path).name == "demo-q8_0.gguf"
     pid = entry.pid
     engine.close()
     assert not psutil.pid_exists(pid)

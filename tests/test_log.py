@@ -76,13 +76,13 @@ def test_a_log_that_cannot_be_written_stops_nothing(paths: Paths, capsys: pytest
 
 def test_a_full_disk_prints_nothing_into_the_chat(paths: Paths) -> None:
     code = (
-        "import logging, resource, sys; from pathlib import Path; from runner.log import start_logging\n"
+        "import logging, resource, sys; from pathlib import Path; from runner.log import start_logging, stop_logging\n"
         "from runner.paths import user_paths\n"
         "start_logging(user_paths(Path(sys.argv[1])))\n"
         "logging.getLogger('runner').error('first')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "for _ in range(3): logging.getLogger('runner').error('x' * 60)\n"
-        "print('alive')\n"
+        "stop_logging(); print('alive')\n"
     )
     command = [sys.executable, "-c", code, str(paths.state.parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

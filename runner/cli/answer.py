@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from runner.chat_pages import said_in_chat
 from runner.cli import render
@@ -16,6 +17,8 @@ from runner.cli.loading import show_notice
 from runner.events import ChatEvent, Finished, Notice, Progress, ReasoningDelta, Stats, TextDelta
 from runner.safe_text import safe_text
 from runner.status_text import answer_status, prefill_status
+
+STOPPING: Final = "stopping · Ctrl+C again ends the engine"
 
 
 class AnswerView:
@@ -76,7 +79,7 @@ class AnswerView:
 
     def stopping(self) -> None:
         """The user asked for an end: say how to insist. May be called from a signal handler."""
-        self._is_stopping, self._status = True, "stopping · Ctrl+C again ends the engine"
+        self._is_stopping, self._status = True, STOPPING
         self._live.show_now(self._status)
 
     def end_line(self) -> None:

@@ -112,8 +112,13 @@ class Live:
             self._is_drawn = True
 
     def show_now(self, text: str) -> None:
-        """Replace what is shown below the cursor, if something is. For signal handlers."""
-        if self._is_drawn:
+        """Replace what is shown below the cursor, if something is; a line of its own where nothing ever is.
+
+        For signal handlers.
+        """
+        if not self._is_wanted:
+            render.narrate_now(text)
+        elif self._is_drawn:
             # The buffered stream may be in the middle of a write: it cannot be entered again.
             os.write(sys.stdout.fileno(), _drawn(text, self._columns).encode("utf-8", "replace"))
 

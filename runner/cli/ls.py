@@ -16,7 +16,7 @@ import typer
 from runner.cli import render
 from runner.cli.columns import print_table
 from runner.cli.unreadable import warn_of_unreadable
-from runner.closed import MOUNT
+from runner.closed import GONE, MOUNT
 from runner.inventory import LocalModel, local_models
 from runner.paths import user_paths
 from runner.quant.half_made import half_made
@@ -66,7 +66,7 @@ def _row(model: LocalModel) -> dict[str, str]:
         "SIZE": render.decimal_size(model.size_bytes),
         "STATE": state_in_words(model),
         "KIND": model.kind,
-        "LAST USED": time.strftime("%Y-%m-%d", time.localtime(model.last_used)),
+        "LAST USED": time.strftime("%Y-%m-%d", time.localtime(model.last_used)) if model.last_used else "",
         "WHERE": model.repo or str(model.path),
     }
 
@@ -90,6 +90,9 @@ def _say_remedies(models: Sequence[LocalModel]) -> None:
     damaged = [model for model in models if model.state == "damaged"]
     if fetched := next((model for model in damaged if model.repo), None):
         render.narrate(f"Damaged: `runner verify {fetched.name} --repair` fetches what is damaged or missing.")
+    if own := next((model for model in damaged if model.kind == "own file"), None):
+        render.narrate(f"Damaged: {own.name}: {own.lost_target} does not exist: {GONE}.")
+    damaged = [model for model in damaged if model.kind != "own file"]
     if lost := next((model for model in damaged if model.lost_target is not None), None):
         render.narrate(
             f"Damaged: {lost.name} is a link to {lost.lost_target}, which cannot be found: {MOUNT}"

@@ -15,6 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TextIO
 
 from runner.errors import RunnerError, UsageError
@@ -218,6 +219,17 @@ def narrate(text: str) -> None:
     """One line of narration on stderr; nothing with --quiet."""
     if not _Mode.quiet:
         _write(sys.stderr, _wrapped(safe_text(text)) + "\n")
+
+
+def narrate_now(text: str) -> None:
+    """`narrate` for signal handlers: the buffered stream may be in the middle of a write, and cannot be entered again.
+
+    The cursor may be behind a piece of an answer, where that is on the same terminal.
+    """
+    if not _Mode.quiet:
+        start = "\n" if is_terminal() and is_terminal(sys.stderr) else ""
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none
+            os.write(sys.stderr.fileno(), f"{start}{text}\n".encode())
 
 
 def draw(text: str) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from runner.cli import completing, render
 from runner.cli.unreadable import warn_of_unreadable
-from runner.deletion import delete
+from runner.deletion import delete, users
 from runner.errors import RunnerError, UsageError
 from runner.paths import Paths, user_paths
 from runner.registry import Registry
@@ -41,9 +41,12 @@ def rm(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, runner.rm/1.")] = False,
 ) -> None:
     """Delete a model's files, with what was begun of it; or a drafter's."""
-    plans = _plans(models or [], partial, user_paths())
+    paths = user_paths()
+    plans = _plans(models or [], partial, paths)
     for plan in plans:
         render.narrate(f"{safe_line(plan.title)}: {render.decimal_size(plan.disk_bytes)} on the disk")
+    for words in users(plans, paths.engines) if plans else ():
+        render.warn(safe_line(words))
     question = f"Delete {'this' if len(plans) == 1 else 'these'}?"
     if plans and not render.confirm(question, yes):
         render.narrate("Nothing was deleted.")

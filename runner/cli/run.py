@@ -158,7 +158,7 @@ class _OneShot:
         from runner.status_text import load_summary, speculation_summary, summary
 
         view = AnswerView(Live(is_wanted=False), has_thoughts=has_thoughts and render.is_terminal(sys.stderr))
-        with Interruptible(self._engine) as interrupted:
+        with Interruptible(self._engine, on_first=view.stopping) as interrupted:
             view.show_all(self._events(interrupted))
         if (finished := view.finished) is None:
             return _INTERRUPTED
@@ -179,6 +179,7 @@ class _OneShot:
     def as_json(self) -> int:
         from contextlib import closing
 
+        from runner.cli.answer import STOPPING
         from runner.cli.interrupt import Interruptible
         from runner.cli.loading import show_notice
         from runner.events import Finished, Notice, ReasoningDelta, TextDelta
@@ -186,7 +187,8 @@ class _OneShot:
         text: list[str] = []
         reasoning: list[str] = []
         finished: Finished | None = None
-        with Interruptible(self._engine) as interrupted, closing(self._events(interrupted)) as events:
+        stoppable = Interruptible(self._engine, on_first=lambda: render.narrate_now(STOPPING))
+        with stoppable as interrupted, closing(self._events(interrupted)) as events:
             for event in events:
                 if isinstance(event, TextDelta):
                     text.append(event.text)

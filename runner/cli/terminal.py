@@ -26,6 +26,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from runner.chat_commands import is_open_block, is_pasted_command
 from runner.cli import render
+from runner.cli.pasting import PromptPastes
 from runner.prompt_history import history
 
 PROMPT = "› "
@@ -100,6 +101,7 @@ class TerminalSource:
         self._history = history(history_file)
         self._completer = ChatCompleter(models)
         self._session: PromptSession[str] | None = None
+        self._pastes: PromptPastes | None = None
         self._given = _Given()
 
     def read(self, default: str = "") -> str | None:
@@ -113,7 +115,7 @@ class TerminalSource:
         is_leaving = False
         while True:
             try:
-                text = session.prompt(self._prompt, default=default, pre_run=partial(self._begin_watch, session))
+                text = session.prompt(self._prompt, default=default, pre_run=partial(self._begin, session))
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -135,7 +137,9 @@ class TerminalSource:
         bar = "" if self._work is None or app.is_done else self._work.bar(app.output.get_size().columns - 1)
         return f"{bar}\n{PROMPT}" if bar else PROMPT
 
-    def _begin_watch(self, session: PromptSession[str]) -> None:
+    def _begin(self, session: PromptSession[str]) -> None:
+        self._pastes = self._pastes or PromptPastes(session.app.input)
+        self._pastes.begin()
         if self._work is not None and not self._work.is_over:
             session.app.create_background_task(_watch(self._work, session))
 

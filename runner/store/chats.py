@@ -6,20 +6,18 @@ threads and processes may use one database. It knows nothing of engines or scree
 
 from __future__ import annotations
 
-import errno
-import os
 import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runner.errors import StoreError, UsageError, nearest
+from runner.errors import StoreError, StoreUnwritable, UsageError, nearest
 from runner.store.database import as_runner_errors, connect, transaction, truncate_log, wipe_deleted
 from runner.store.rows import (
     MIGRATIONS,
@@ -87,15 +85,14 @@ class Store:
                 self._connection = None
 
     def check(self) -> None:
-        """Raises StoreError when what is there cannot be used, or nothing may be put there. Nothing is made."""
-        if self._exists():
-            with self._read():
-                pass
-            return
-        with self._with_remedy():
-            there = next(parent for parent in self.path.absolute().parents if parent.exists())
-            if not os.access(there, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        """Raises StoreError for a file that is damaged or not ours, which its user is to move aside. Nothing is made.
+
+        A place that cannot be written is no such matter: the first write tells.
+        """
+        with suppress(StoreUnwritable):
+            if self._exists():
+                with self._read():
+                    pass
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -263,7 +260,7 @@ class Store:
             with as_runner_errors(self.path):
                 yield
         except StoreError as error:
-            raise StoreError(error.message, hint=f"{error.hint} {self._without}".strip()) from error
+            raise type(error)(error.message, hint=f"{error.hint} {self._without}".strip()) from error
 
     def _exists(self) -> bool:
         with self._with_remedy():

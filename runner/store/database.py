@@ -6,6 +6,7 @@ deleted or repaired here: a file that cannot be used is refused with the way to 
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sqlite3
@@ -14,13 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.errors import BusyError, RunnerError, StoreError
+from runner.errors import BusyError, RunnerError, StoreError, StoreUnwritable
 from runner.paths import open_private
 
 BUSY_TIMEOUT_S = 5.0
 # Says whose file this is ("RUNR"), so that no other program's database is ever migrated.
 APPLICATION_ID = 0x52554E52
 _USABLE = "It and its directory must be yours to write, on a disk that works; RUNNER_HOME names another place."
+_ROOM = "Make room on it."
 
 
 def connect(path: Path, migrations: Sequence[str]) -> sqlite3.Connection:
@@ -28,7 +30,7 @@ def connect(path: Path, migrations: Sequence[str]) -> sqlite3.Connection:
 
     migrations: script i takes the schema from version i to i + 1. The file and SQLite's own beside it get mode 0600,
     directories that are missing 0700. Raises BusyError when another process holds it for longer than BUSY_TIMEOUT_S,
-    StoreError when it is damaged, not ours, from a newer version, or cannot be opened.
+    StoreError when it is damaged, not ours or from a newer version, StoreUnwritable when it cannot be opened.
     """
     with as_runner_errors(path):
         _make_private(path)
@@ -105,7 +107,8 @@ def as_runner_errors(path: Path) -> Iterator[None]:
         raise _damaged(error, path) from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StoreError(f"The chat database {path} cannot be opened: {reason}.", hint=_USABLE) from error
+        hint = _ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else _USABLE
+        raise StoreUnwritable(f"The chat database {path} cannot be opened: {reason}.", hint=hint) from error
 
 
 def _operational(error: sqlite3.OperationalError, path: Path) -> RunnerError:
@@ -113,12 +116,12 @@ def _operational(error: sqlite3.OperationalError, path: Path) -> RunnerError:
     if _is_busy(error):
         return BusyError(f"The chat database {path} is in use by another process.", hint="Try again.")
     if code == sqlite3.SQLITE_FULL:
-        return StoreError(f"The disk of the chat database {path} is full.", hint="Make room on it.")
+        return StoreUnwritable(f"The disk of the chat database {path} is full.", hint=_ROOM)
     if code == sqlite3.SQLITE_READONLY:
-        return StoreError(f"The chat database {path} may only be read.", hint="Change its permissions.")
+        return StoreUnwritable(f"The chat database {path} may only be read.", hint=_USABLE)
     if code == sqlite3.SQLITE_ERROR:  # our statements are right, so what they speak of is not as it was made
         return _damaged(error, path)
-    return StoreError(f"The chat database {path} cannot be used: {error}.", hint=_USABLE)
+    return StoreUnwritable(f"The chat database {path} cannot be used: {error}.", hint=_USABLE)
 
 
 def _is_busy(error: sqlite3.OperationalError) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from runner.bench.record import BenchRun
-from runner.closed import MOUNT
+from runner.closed import GONE, MOUNT
 from runner.disk_usage import Drafter
 from runner.fit import USUAL_BPW, Fit, held_bytes, rough_bytes, size_of, usable_bytes
 from runner.hub import Found
@@ -332,6 +332,8 @@ def filtered(rows: Iterable[CatalogRow], query: str, *, fits_only: bool = False)
 
 def damage(row: CatalogRow) -> str:
     """What is to be done about a row that is damaged, or what is wrong with its link."""
+    if row.lost_target and row.kind == "own file":
+        return f"{row.lost_target} does not exist: {GONE}"
     if row.lost_target:
         return f"its link leads to {row.lost_target}: {MOUNT}"
     if row.is_drafter:

@@ -3,8 +3,7 @@ Alt+Enter is a key of its own; Esc is one when nothing follows at once; what is 
 
 Textual's parser reads an ESC within a bracketed paste as a key's beginning, and gives what follows as keys: a line end
 there would send a message that nobody has read. Some terminals hand such text through. Others do not mark pastes at
-all: lines that come in one piece are a paste, too, and what comes right behind them, since hands type key by key. If a
-slow line gathers what was typed this is taken for one, and nothing of it is lost.
+all: unmarked_paste.py tells them.
 
 Esc sends what Alt and a key, and every escape sequence, begin with: only time tells them apart, where a terminal has no
 protocol for it. Textual takes 0.1 s and looks after the next key has come, so that Esc and a key soon after it are Alt
@@ -22,7 +21,6 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from time import monotonic
 from typing import Final
 
 from textual import constants
@@ -34,15 +32,12 @@ from textual.message import Message
 
 from runner.safe_text import safe_text
 from runner.tui.pacing import ANSWER
+from runner.unmarked_paste import END, START, UnmarkedPastes
 
 _ESC: Final = "\x1b"
 _ESC_DELAY_S: Final = constants.ESCAPE_DELAY if "ESCDELAY" in os.environ else 0.025  # the fastest hands take longer
 _REST: Final = re.compile(r"\[[0-9;:<?]*[A-Za-z~]")  # of an escape sequence, without the Esc
 _ALT_ENTER: Final = "\x1b\r"  # Enter alone for Textual
-_START, _END = "\x1b[200~", "\x1b[201~"
-_TEXT: Final = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*")
-_MIN_CHARACTERS: Final = 16
-_PIECE_S: Final = 0.05  # from one piece of a paste to the next; no hand is so fast
 _FIRST_TEXT: Final = "\xa0"  # what is before and not printable are controls
 
 
@@ -57,7 +52,7 @@ class PasteParser(XTermParser):
         self._answered = answered
         self._is_esc_last = False
         self._is_pasting = False
-        self._pasted_at = -_PIECE_S  # when lines last came that no mark said were a paste
+        self._unmarked = UnmarkedPastes()
         self._passed = ""  # the end of what came through: the marker of a paste may have begun there
         self._held = ""  # of a paste: may be the beginning of the marker of its end
 
@@ -73,12 +68,8 @@ class PasteParser(XTermParser):
             self._timeout_time += _ESC_DELAY_S - constants.ESCAPE_DELAY
 
     def _with_marks(self, data: str) -> str:
-        """Lines that are a paste without its marks, in them; a long one comes in pieces, one right behind the other."""
-        is_text = data and not self._is_pasting and _START not in self._passed + data and _TEXT.fullmatch(data)
-        if not is_text or (not _is_pasted(data) and monotonic() - self._pasted_at > _PIECE_S):
-            return data
-        self._pasted_at = monotonic()
-        return f"{_START}{data}{_END}"
+        """Lines that are a paste without its marks, in them."""
+        return data if self._is_pasting or START in self._passed + data else self._unmarked.marked(data)
 
     def _without_answers(self, data: str) -> str:
         """Textual takes Alt and a letter with an ESC behind it, as an answer's that comes at any time, for a "^"."""
@@ -107,18 +98,18 @@ class PasteParser(XTermParser):
     def _typed(self, data: str) -> tuple[str, str]:
         """What comes through up to the beginning of a paste, and what follows. Nothing of it may wait: it is keys."""
         seen = self._passed + data
-        place = seen.find(_START)
+        place = seen.find(START)
         if place < 0:
-            self._passed = seen[1 - len(_START) :]
+            self._passed = seen[1 - len(START) :]
             return data, ""
         self._is_pasting = True
-        end = place + len(_START) - len(self._passed)
+        end = place + len(START) - len(self._passed)
         self._passed = ""
         return data[:end], data[end:]
 
     def _pasted(self, data: str) -> tuple[str, str]:
         """What comes through up to the end of a paste, and what follows."""
-        text, marker, rest = data.partition(_END)
+        text, marker, rest = data.partition(END)
         if not marker:
             text, self._held = _split_held(text)
         self._is_pasting = not marker
@@ -135,16 +126,10 @@ def _as_text(event: Message) -> Message:
     return Paste(safe_text(event.character or ""))
 
 
-def _is_pasted(text: str) -> bool:
-    """Whether it is several lines, and more of them than a slow line gathers of a hand's keys."""
-    is_broken = "\r" in text.strip() or "\n" in text.strip()
-    return is_broken and len(text) >= _MIN_CHARACTERS
-
-
 def _split_held(text: str) -> tuple[str, str]:
     """A text, and what at its end may be the beginning of the end of the paste."""
-    place = text.rfind(_ESC, -len(_END))
-    return (text[:place], text[place:]) if place >= 0 and _END.startswith(text[place:]) else (text, "")
+    place = text.rfind(_ESC, -len(END))
+    return (text[:place], text[place:]) if place >= 0 and END.startswith(text[place:]) else (text, "")
 
 
 def install(answered: Callable[[], object] | None = None) -> None:

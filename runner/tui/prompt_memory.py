@@ -21,10 +21,7 @@ class PromptMemory:
         return list(history(self._file).load_history_strings())[::-1]
 
     def add(self, text: str) -> None:
-        """Keep one more. A disk that takes nothing more is no reason not to chat."""
+        """Keep one more, where the disk takes it."""
         from runner.prompt_history import history
 
-        try:
-            history(self._file).store_string(text)
-        except OSError:
-            pass
+        history(self._file).store_string(text)

@@ -139,6 +139,20 @@ def test_a_damaged_database_is_told_before_a_model_is_loaded(
     assert capsys.readouterr().out == "first\n"
 
 
+def test_a_chat_where_nothing_can_be_kept_is_answered_and_says_so_once(
+    model: str, pipe: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = user_paths().database
+    database.parent.parent.mkdir(parents=True, exist_ok=True)
+    database.parent.write_text("in the way of the directory")
+    pipe("one\ntwo")
+    assert main(["chat", model]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("first\n")
+    assert captured.err.count("not kept yet") == 1
+    assert captured.err.count("--no-log chats without it.") == 1
+
+
 def test_a_message_that_does_not_fit_fails_and_the_next_one_is_answered(
     model: str, pipe: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

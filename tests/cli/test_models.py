@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -20,6 +21,7 @@ from runner.hub_cache import hub_settings
 from runner.inventory import local_models
 from runner.paths import user_paths
 from runner.registry import Registry
+from runner.running import announce
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -278,6 +280,19 @@ def test_show_of_an_unknown_name_hints_at_the_nearest(capsys: pytest.CaptureFixt
     assert "qwen3-8b" in err
 
 
+def test_a_model_of_the_users_file_that_is_gone_is_in_the_lists_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    file = user_paths().user_models_file
+    file.parent.mkdir(parents=True)
+    path = file.parent / "disk" / "mine.gguf"
+    file.write_text(f'[mine]\npath = "{path}"\n')
+    code, out, err = run(capsys, "ls")
+    assert code == 0
+    assert f"{path} does not exist" in err
+    assert out.splitlines()[-1].split()[0] == "mine"
+    model = next(model for model in run_json(capsys, "ls")["models"] if model["name"] == "mine")
+    assert (model["kind"], model["state"], model["format"]) == ("own file", "damaged", "gguf")
+
+
 def test_show_of_the_scripted_model_works(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_json(capsys, "show", "fake")["is_local"] is True
 
@@ -290,6 +305,25 @@ def test_rm_deletes_one_quantization_and_says_what_it_freed(capsys: pytest.Captu
     answer = run_json(capsys, "rm", "-y", "qwen3-8b:Q8_0")
     assert answer["freed_bytes"] == size
     assert [path.name for path in qwen.iterdir()] == ["Qwen3-8B-Q4_K_M.gguf"]
+
+
+def test_rm_says_which_process_has_the_model_loaded(capsys: pytest.CaptureFixture[str], qwen: Path) -> None:
+    announce(
+        user_paths().engines,
+        model="qwen3-8b:Q8_0",
+        backend="llamacpp",
+        quantization="Q8_0",
+        device="CPU",
+        n_ctx=1,
+        memory_bytes=0,
+        path=str(qwen / "Qwen3-8B-Q8_0.gguf"),
+    )
+    code, _, err = run(capsys, "rm", "qwen3-8b:Q8_0")
+    assert code == 2
+    assert f"Process {os.getpid()} has qwen3-8b:Q8_0 loaded" in err
+    assert "loaded" not in run(capsys, "rm", "-y", "qwen3-8b:Q4_K_M")[2]
+    assert "loaded" in run(capsys, "rm", "-y", "qwen3-8b")[2]
+    assert not qwen.exists()
 
 
 def test_rm_of_the_last_weights_deletes_the_whole_repository(capsys: pytest.CaptureFixture[str], qwen: Path) -> None:

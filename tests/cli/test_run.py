@@ -283,6 +283,7 @@ def test_ctrl_c_again_ends_an_engine_that_computes_on(script: Callable[..., str]
         time.sleep(0.05)
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out.strip()) == (130, b""), err
+    assert err.decode().count("stopping · Ctrl+C again ends the engine\n") == 1
     assert b"error" not in err
     assert b"Traceback" not in err
 

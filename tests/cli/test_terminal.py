@@ -51,6 +51,47 @@ def test_keys_make_a_message(keys: PipeInput, typed: str, message: str | None) -
         assert (got or "") == message
 
 
+class Later:
+    """Work that is over once the prompt is there and the keys are pressed that come then, piece by piece."""
+
+    failure = None
+
+    def __init__(self, keys: PipeInput, *pieces: str) -> None:
+        self._keys = keys
+        self._pieces = list(pieces)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._pieces
+
+    def has_news(self) -> bool:
+        self._keys.send_text(self._pieces.pop(0))
+        return False
+
+    def tell(self) -> None: ...
+
+    def bar(self, columns: int) -> str:
+        return ""[:columns]
+
+
+def test_lines_that_come_in_one_piece_are_text_of_one_message(keys: PipeInput) -> None:
+    lines = "def f(x):\r    return x\r"
+    source = TerminalSource(work=Later(keys, "why: ", lines, ENTER))
+    assert source.read() == "why: def f(x):\n    return x\n"
+
+
+def test_lines_that_were_typed_before_the_prompt_was_there_are_messages(keys: PipeInput) -> None:
+    source = TerminalSource(work=Later(keys, "", "", "", ENTER))
+    keys.send_text("a first question" + ENTER + "a second question" + ENTER)
+    assert source.read() == "a first question"
+    assert source.read() == "a second question"
+
+
+def test_a_marked_paste_that_comes_in_pieces_has_no_marks_in_it(keys: PipeInput) -> None:
+    pieces = ("\x1b[20", "0~one line\ranother line\r", "a third line\rthe last", " one\x1b[201~", ENTER)
+    assert TerminalSource(work=Later(keys, *pieces)).read() == "one line\nanother line\na third line\nthe last one"
+
+
 class Telling:
     """Work that has something to tell, once, and then Enter is pressed."""
 

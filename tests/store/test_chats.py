@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.errors import StoreError, UsageError
+from runner.errors import StoreError, StoreUnwritable, UsageError
 from runner.store import Store
 from runner.transcript import LAST_SECOND, Turn
 
@@ -73,15 +74,19 @@ def test_nothing_is_made_before_the_first_write(store: Store) -> None:
     assert not store.path.parent.exists()
 
 
-def test_a_place_where_nothing_may_be_made_is_told_before_the_first_write(
+def test_a_place_where_nothing_can_be_made_is_told_by_the_first_write_with_its_reason_and_a_remedy(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(os, "access", lambda place, _mode: asked.append(place))  # root may write everywhere
-    with pytest.raises(StoreError, match=r"cannot be opened: Permission denied") as caught:
+    for number, remedy in ((errno.EROFS, "RUNNER_HOME"), (errno.EACCES, "RUNNER_HOME"), (errno.ENOSPC, "Make room")):
+
+        def refuse(*_: object, number: int = number) -> int:
+            raise OSError(number, os.strerror(number))  # root may write everywhere
+
+        monkeypatch.setattr(os, "open", refuse)
         store.check()
-    assert "RUNNER_HOME" in caught.value.hint
-    assert asked == [store.path.parent.parent]
+        with pytest.raises(StoreUnwritable, match=os.strerror(number)) as caught:
+            store.create_session(model="demo")
+        assert remedy in caught.value.hint
 
 
 def test_a_store_that_cannot_be_used_says_how_its_user_does_without(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from plain_user import python_as_plain_user
 
 from runner.bench.record import BenchRow
 from runner.hub import Found
-from runner.inventory import LocalModel
+from runner.inventory import LocalModel, local_models
 from runner.paths import user_paths
 from runner.registry import ModelSpec, Registry
 from runner.tui.catalog import (
     RowFit,
     catalog_rows,
+    damage,
     deletable_name,
     expected_tok_s,
     filtered,
@@ -67,6 +68,16 @@ def gpu(free: int = 20 * GIB) -> Device:
 
 def memory(free: int = 30 * GIB) -> Device:
     return Device(kind="cpu", index=0, name="CPU", total_bytes=32 * GIB, free_bytes=free)
+
+
+def test_a_model_of_the_users_file_that_is_gone_has_a_row_that_says_so(tmp_path: Path) -> None:
+    file = user_paths().user_models_file
+    file.parent.mkdir(parents=True)
+    file.write_text(f'[mine]\npath = "{tmp_path}/disk/mine.gguf"\n')
+    registry = Registry.load_for(user_paths())
+    (gone,) = (row for row in catalog_rows(registry.specs, local_models(registry), rooms(), {}) if row.name == "mine")
+    assert (gone.place, gone.state, gone.kind) == ("here", "damaged", "own file")
+    assert damage(gone).startswith(f"{tmp_path}/disk/mine.gguf does not exist")
 
 
 def test_what_is_here_comes_first_and_once() -> None:

@@ -63,7 +63,7 @@ def dialogs(app: Below) -> dict[type[Dialog], Callable[[], Dialog]]:
         ChooseQuant: lambda: ChooseQuant("Which?", "", lambda: [OFFER]),
         CompareModels: lambda: CompareModels(row("a"), row("b")),
         Confirm: lambda: Confirm("Really?", LONG),
-        DeleteModel: lambda: DeleteModel("m", lambda: [REMOVAL] * 30),
+        DeleteModel: lambda: DeleteModel("m", lambda: [REMOVAL] * 30, Path("no engines")),
         FirstRun: lambda: FirstRun(services(is_offline=False)),
         HelpScreen: lambda: HelpScreen("chat"),
         JumpScreen: lambda: JumpScreen(app.screen),

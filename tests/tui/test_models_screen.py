@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -20,9 +21,11 @@ from textual.pilot import Pilot
 from textual.widgets import Button, Input, OptionList, Static
 from waiting import PATIENCE_S
 
+from runner.hub_cache import cached_files
 from runner.inventory import local_models
 from runner.paths import user_paths
 from runner.registry import Registry
+from runner.running import announce
 from runner.settings import load_settings
 from runner.tui import themes
 from runner.tui.actions import actions_of
@@ -298,6 +301,9 @@ def test_offline_the_hub_is_not_asked(server: Hub) -> None:
 def test_deleting_says_what_goes_and_frees_it(server: Hub) -> None:
     size = len(server.repos[GGUF].files[WEIGHTS])
     fetch_all(GGUF)
+    about = {"backend": "fake", "quantization": "", "device": "CPU", "n_ctx": 1, "memory_bytes": 0}
+    file = next(file.path for file in cached_files(GGUF) if file.name == WEIGHTS)
+    announce(user_paths().engines, model="another name", path=str(file), **about)  # type: ignore[arg-type]
 
     async def body(app: Models, pilot: Pilot[None]) -> None:
         app.models.table.select(f"{GGUF}:Q8_0")
@@ -316,7 +322,9 @@ def test_deleting_says_what_goes_and_frees_it(server: Hub) -> None:
         await until(
             pilot, lambda: isinstance(app.screen, DeleteModel) and not app.screen.query_one("#yes", Button).disabled
         )
-        assert "has this model loaded" not in str(app.screen.query_one("#detail", Static).render())
+        said = str(app.screen.query_one("#detail", Static).render())
+        assert "has this model loaded" not in said
+        assert f"Process {os.getpid()} has another name loaded" in said
         await pilot.press("enter")
         await until(pilot, lambda: all(row.repo != GGUF for row in app.models.table.rows))
 

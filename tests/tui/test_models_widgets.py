@@ -535,7 +535,7 @@ def test_a_hostile_name_is_text_in_every_dialog() -> None:
         ChooseQuant(HOSTILE, HOSTILE, fail),
         QuantizeModel(hostile_row(), (), lambda: {"mq4": made_name(Path(HOSTILE), "mq4")}),
         QuantizeModel(hostile_row(), (), fail),
-        DeleteModel(HOSTILE, fail),
+        DeleteModel(HOSTILE, fail, Path("no engines")),
         CompareModels(hostile_row(), hostile_row()),
     ]
     for dialog in dialogs:

@@ -41,7 +41,7 @@ def test_no_key_comes_out_of_a_paste_and_keys_after_it_do(size: int) -> None:
 def test_lines_that_come_in_one_piece_are_a_paste_that_the_terminal_did_not_mark(
     piece: str, pasted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.tui.pasting._PIECE_S", -1.0)  # what follows is typed, however soon it comes
+    monkeypatch.setattr("runner.unmarked_paste._PIECE_S", -1.0)  # what follows is typed, however soon it comes
     parser = PasteParser()
     events = [*parser.feed(piece), *parser.feed("\r")]
     assert "".join(event.text for event in events if isinstance(event, Paste)) == pasted
@@ -51,7 +51,7 @@ def test_lines_that_come_in_one_piece_are_a_paste_that_the_terminal_did_not_mark
 
 def test_of_such_a_paste_all_pieces_are_text_and_what_is_typed_later_is_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("runner.tui.pasting.monotonic", lambda: now)
+    monkeypatch.setattr("runner.unmarked_paste.monotonic", lambda: now)
     parser = PasteParser()
     events = [event for piece in ("alpha\rbeta\rgamma\rd", "\r", "}\rx") for event in parser.feed(piece)]
     assert "".join(event.text for event in events if isinstance(event, Paste)) == "alpha\nbeta\ngamma\nd\n}\nx"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
@@ -12,6 +13,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Button, Static
 
+from runner.deletion import users
 from runner.errors import RunnerError
 from runner.measures import decimal_size
 from runner.removal import Removal, shared_bytes
@@ -26,7 +28,7 @@ _LOADED = "The chat has this model loaded: it goes on with it until another one 
 class DeleteModel(Question[tuple[Removal, ...] | None]):
     """plan: what deleting means; it may take its time and raise RunnerError. The answer is what to delete, or None.
 
-    is_loaded: the chat has this model loaded.
+    is_loaded: the chat has this model loaded. engines: the list of all engines, which other programs' are in too.
     """
 
     DEFAULT_CSS = """
@@ -41,12 +43,15 @@ class DeleteModel(Question[tuple[Removal, ...] | None]):
     @dataclass
     class _Planned(Message):
         removals: tuple[Removal, ...]
+        users: tuple[str, ...]
         shared_bytes: int
         error: RunnerError | None
 
-    def __init__(self, name: str, plan: Callable[[], Sequence[Removal]], *, is_loaded: bool = False) -> None:
+    def __init__(
+        self, name: str, plan: Callable[[], Sequence[Removal]], engines: Path, *, is_loaded: bool = False
+    ) -> None:
         super().__init__(f"Delete {name}?", Content("looking what that means…"), yes="Delete", is_grave=True)
-        self._plan, self._is_loaded = plan, is_loaded
+        self._plan, self._engines, self._is_loaded = plan, engines, is_loaded
         self._removals: tuple[Removal, ...] = ()
 
     def on_mount(self) -> None:
@@ -59,9 +64,9 @@ class DeleteModel(Question[tuple[Removal, ...] | None]):
         try:
             removals = tuple(self._plan())
             shared = sum(shared_bytes(removal) for removal in removals)
-            self.post_message(self._Planned(removals, shared, None))
+            self.post_message(self._Planned(removals, users(removals, self._engines), shared, None))
         except RunnerError as error:
-            self.post_message(self._Planned((), 0, error))
+            self.post_message(self._Planned((), (), 0, error))
 
     @on(_Planned)
     def _show(self, message: _Planned) -> None:
@@ -70,7 +75,8 @@ class DeleteModel(Question[tuple[Removal, ...] | None]):
             what.update(line(f"✗ {message.error.message} {message.error.hint}", "$text-error"))
             return
         self._removals = message.removals
-        what.update(_words(message.removals, message.shared_bytes, is_loaded=self._is_loaded))
+        said = (_LOADED, *message.users) if self._is_loaded else message.users
+        what.update(_words(message.removals, message.shared_bytes, said))
         button = self.query_one("#yes", Button)
         button.disabled = not message.removals
         button.focus()
@@ -88,9 +94,10 @@ class DeleteModel(Question[tuple[Removal, ...] | None]):
             self.dismiss(None)
 
 
-def _words(removals: Sequence[Removal], shared: int, *, is_loaded: bool) -> Content:
-    """What goes, line by line, and the bytes freed."""
-    lines = [Content.styled(_LOADED, "$text-warning"), Content("")] if is_loaded else []
+def _words(removals: Sequence[Removal], shared: int, users: Sequence[str]) -> Content:
+    """Who has it loaded, what goes, line by line, and the bytes freed."""
+    lines = [line(words, "$text-warning") for words in users]
+    lines += [Content("")] if users else []
     for removal in removals:
         lines.append(Content.assemble((safe_line(removal.title), "bold"), f"  {decimal_size(removal.disk_bytes)}"))
         lines.append(line(f"  in {removal.directory}", "$text-muted"))

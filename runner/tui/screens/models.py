@@ -342,7 +342,7 @@ class ModelsScreen(ModelsReading):
                 self.delete(row.name, removals)
 
         is_loaded = self._loaded() in (row.name, name)
-        self.app.push_screen(DeleteModel(row.name, plan, is_loaded=is_loaded), agreed)
+        self.app.push_screen(DeleteModel(row.name, plan, paths.engines, is_loaded=is_loaded), agreed)
 
     def _is_fetched(self, row: CatalogRow) -> bool:
         """Whether a download of it is under way, or waits for its turn."""
