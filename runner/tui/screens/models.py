@@ -281,9 +281,11 @@ class ModelsScreen(ModelsReading):
         row, catalog = self.table.row, self._view.catalog
         if row is None or catalog is None or self._is_told_drafter(row):
             return
-        if row.is_here and len(row.quants) < 2:
+        is_asked_for = row.is_here and row.has_unknown_quants and not self.services.is_offline
+        is_choice = is_asked_for or row.place == "hub" or len(row.quants) > 1
+        if row.is_here and not is_choice:
             self._news(f"{row.name} is on this machine.")
-        elif row.state == "partial" or (row.place != "hub" and len(row.quants) < 2 and row.fit.verdict != "no"):
+        elif row.state == "partial" or (not is_choice and row.fit.verdict != "no"):
             self._jobs.pull(row.name)
         else:
             question = f"Fetch {row.name.partition(':')[0]}: which of them?"
