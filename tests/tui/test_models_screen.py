@@ -386,7 +386,7 @@ def test_a_drafter_is_listed_can_be_deleted_and_is_not_taken_for_a_model() -> No
         assert "● drafter" in text_of(app)
         for key in ("enter", "d", "q", "b", "c"):
             await pilot.press(key)
-            assert "demo-normed is a drafter" in text_of(app)
+            assert "demo-normed is a drafter. In a chat of the native backend: /set draft demo-normed" in text_of(app)
             app.models._news("")
             await pilot.pause()
         assert (app.screen, app.wishes) == (app.models, [])

@@ -237,7 +237,7 @@ class ModelsScreen(ModelsReading):
         """Whether the row is a drafter, with which nothing is done that is done with models: how it serves is said,
         or what keeps it from that."""
         if row.is_drafter and row.is_here:
-            self._news(f"{row.name} is a drafter. In a chat: /set speculation eagle3 and /set draft {row.name}")
+            self._news(f"{row.name} is a drafter. In a chat of the native backend: /set draft {row.name}")
         elif row.is_drafter:
             self._news(f"{row.name} is a drafter, and damaged: {damage(row)}", is_bad=True)
         return row.is_drafter
