@@ -262,9 +262,10 @@ def _found(spec: ModelSpec, options: LoadOptions, *, offline: bool) -> _Found:
     if _is_here(spec):
         return _here(spec, options)
     if offline:
+        otherwise = "; `runner show` says what the registry knows" if spec.parameters else ""
         raise BusyError(
             f"{title(spec)} is not on this machine, and --offline forbids asking the hub for its headers.",
-            hint="Leave --offline out; `runner show` says what the registry knows.",
+            hint=f"Leave --offline out{otherwise}.",
         )
     return _on_the_hub(spec, options, *listed(spec), CancelToken())
 
