@@ -27,6 +27,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+# What to do about a damaged file of weights. `runner pull` would not do: it goes by sizes.
+FETCH_AGAIN: Final = "fetch it again, or let `runner verify --repair` do it for a model of the hub"
+
 
 class RunnerError(Exception):
     """An error with a message for the user and, where there is one, the remedy.

@@ -19,7 +19,7 @@ from runner.config import SamplingParams
 from runner.errors import BadModelFile, BusyError, RunnerError, UnsupportedModel, UsageError
 from runner.events import Notice, Progress
 from runner.hub_cache import file_size, repo_directory, snapshots
-from runner.inventory import has_weights
+from runner.inventory import has_weights, unfinished
 from runner.measures import decimal_size
 from runner.model_files import (
     CONFIG,
@@ -40,7 +40,7 @@ from runner.quant.half_made import remedies
 from runner.quant.hipfire import is_hipfire_file
 from runner.quant.json_file import read_json_if_there
 from runner.quant.packed_files import MANIFEST_NAME, PARTIAL_SUFFIX, WEIGHTS_NAME
-from runner.registry import SCRIPT_SUFFIX, ModelSpec
+from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
 from runner.shard_order import indexed_shards, names_in, tensors_of_shards
 from runner.types import CancelToken, ReadyModel
 from runner.weight_headers import check_header, remedies_of
@@ -114,7 +114,7 @@ def ready(spec: ModelSpec, *, offline: bool, on_event: OnEvent, cancel: CancelTo
     if located is None:
         if offline:
             raise BusyError(
-                f"{title(spec)} is not on this machine, and --offline forbids fetching it.",
+                f"{not_here(spec)}, and --offline forbids fetching it.",
                 hint="Without --offline it is fetched; `runner ls` lists what is here.",
             )
         located = _fetch(spec, on_event, cancel)
@@ -125,6 +125,12 @@ def ready(spec: ModelSpec, *, offline: bool, on_event: OnEvent, cancel: CancelTo
 def title(spec: ModelSpec) -> str:
     """The model's name with the quantization that was asked for."""
     return f"{spec.name}:{spec.asked}" if spec.asked and spec.origin == "registry" else spec.name
+
+
+def not_here(spec: ModelSpec) -> str:
+    """The beginning of what is said where files of a model of the hub are asked for that are not here, or not all."""
+    is_begun = unfinished(spec, Registry.load_for(user_paths())) is not None
+    return f"{title(spec)} is not {'whole ' if is_begun else ''}on this machine"
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------

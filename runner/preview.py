@@ -38,7 +38,7 @@ from runner.model_config import parse_model_config
 from runner.model_files import Choice, weight_bytes
 from runner.own_bits import in_own_bits
 from runner.paths import Paths, user_paths
-from runner.prepare import listed, locate, ready, title
+from runner.prepare import listed, locate, not_here, ready, title
 from runner.quant.draft_tensors import open_heads, without_head
 from runner.quant.packed_files import MANIFEST_NAME
 from runner.registry import SCRIPT_SUFFIX, ModelSpec, Registry
@@ -262,9 +262,10 @@ def _found(spec: ModelSpec, options: LoadOptions, *, offline: bool) -> _Found:
     if _is_here(spec):
         return _here(spec, options)
     if offline:
+        otherwise = "; `runner show` says what the registry knows" if spec.parameters else ""
         raise BusyError(
-            f"{title(spec)} is not on this machine, and --offline forbids asking the hub for its headers.",
-            hint="Leave --offline out; `runner show` says what the registry knows.",
+            f"{not_here(spec)}, and --offline forbids asking the hub for its headers.",
+            hint=f"Leave --offline out{otherwise}.",
         )
     return _on_the_hub(spec, options, *listed(spec), CancelToken())
 

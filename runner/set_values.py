@@ -28,7 +28,12 @@ ALIASES = {
 _OWNERS: Final = (SamplingParams, ChatOptions, LoadOptions)
 _NONE = ("none", "default", "off")
 _NOT_HERE = ("raw", "force", "warmup")  # they make no sense in the middle of a chat
-_BY_COMMAND = ("grammar",)  # shown with the others, and set by a command of its own
+_BY_COMMAND = {  # what is set by a command of its own: grammar, which is shown with the others, and settings
+    "grammar": "/grammar PATH, or /grammar off",
+    "system": "/system TEXT, or /system none",
+    "model": "/model NAME",
+    "show_thinking": "/think show, or /think hide",
+}
 # A command; what the user wrote, which may have any sign; a value as Python shows it, and no apostrophe.
 _QUOTED: Final = re.compile(
     r"""(`[^`]*`|“.*”|(?<!\w)'(?:\\.|[^'\\])*'(?!\w)|(?<!\w)"(?:\\.|[^"\\])*"(?!\w))""", re.DOTALL
@@ -56,7 +61,7 @@ def field_name(name: str) -> str:
     plain = name.lstrip("-").replace("-", "_").lower()
     plain = ALIASES.get(plain, plain)
     if plain in _BY_COMMAND:
-        raise UsageError(f"/set does not set {plain}.", hint=f"It is: /{plain} PATH, or /{plain} off")
+        raise UsageError(f"/set does not set {plain}.", hint=f"It is: {_BY_COMMAND[plain]}")
     if plain not in names():
         raise UsageError(f"There is nothing to set that is called {name!r}.", hint=nearest_hint(plain, names()))
     return plain

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
+from runner.chat_commands import parse_command
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import UsageError
-from runner.set_values import in_chat, names, parsed, shown
+from runner.set_values import field_name, in_chat, names, parsed, shown
 
 
 @pytest.mark.parametrize(
@@ -95,3 +96,10 @@ def test_values_are_shown_as_they_are_set() -> None:
 )  # fmt: skip
 def test_a_flag_that_set_knows_is_said_as_the_command(hint: str, said: str) -> None:
     assert in_chat(hint) == said
+
+
+@pytest.mark.parametrize("name", ["grammar", "system", "model", "show_thinking", "show-thinking"])
+def test_what_another_command_sets_is_told_with_that_command(name: str) -> None:
+    with pytest.raises(UsageError, match="/set does not set") as refused:
+        field_name(name)
+    assert parse_command(refused.value.hint.removeprefix("It is: ").split(", or")[0]).argument

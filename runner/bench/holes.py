@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from runner.errors import FETCH_AGAIN
+
 _N_PLACES: Final = 256
 _PLACE_BYTES: Final = 4096
 _LEAST_BYTES: Final = 2**20  # of a file in which so many places are worth looking at
-_REMEDY: Final = "fetch it again, or let `runner verify --repair` do it for a model of the hub"
 _MOST: Final = 0.05  # rows that no token uses, and what was pruned, are zeros too
 
 
@@ -23,7 +24,7 @@ def holes_fault(paths: Iterable[Path]) -> str | None:
         share = _share_of_zeros(path)
         if share > _MOST:
             zeros = f"about {100 * share:.0f} % of {path.name} is zeros"
-            return f"{zeros}, as a download leaves it that ended early: {_REMEDY}"
+            return f"{zeros}, as a download leaves it that ended early: {FETCH_AGAIN}"
     return None
 
 

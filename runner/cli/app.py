@@ -25,6 +25,8 @@ from runner.errors import RunnerError, UsageError
 
 _log = logging.getLogger(__name__)
 _WRONG_USAGE: Any = typer.BadParameter.__base__  # what Typer says of a command line; it has no public name
+# What Typer's types of numbers are called, and what they are.
+_NUMBERS = {"int": "a whole number", "int range": "a whole number", "float": "a number", "float range": "a number"}
 
 
 @dataclass(frozen=True)
@@ -193,8 +195,21 @@ def _report_crash(error: Exception, arguments: Sequence[str]) -> int:
     return render.fail(RunnerError(message, hint=hint))
 
 
+def _wrong_number(error: Any) -> RunnerError | None:
+    """What is wrong with a number, in the words of our own checks; None where that is not what Typer says."""
+    given, is_not, _ = error.message.partition(" is not ")
+    kind: Any = getattr(getattr(error, "param", None), "type", None)
+    if not is_not or getattr(kind, "name", "") not in _NUMBERS:
+        return None
+    low, high = getattr(kind, "min", None), getattr(kind, "max", None)
+    span = "" if low is None else f", {low} or more" if high is None else f" from {low} to {high}"
+    return UsageError(f"{max(error.param.opts, key=len)} is {given}.", hint=f"It must be {_NUMBERS[kind.name]}{span}.")
+
+
 def _usage_error(error: Any, arguments: Sequence[str]) -> RunnerError:
     """What Typer says, as this program says it."""
+    if wrong := _wrong_number(error):
+        return wrong
     message = error.format_message().rstrip(".")
     command = "runner" if not arguments or arguments[0] not in COMMANDS else f"runner {arguments[0]}"
     if error.ctx is not None:

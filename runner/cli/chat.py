@@ -153,13 +153,16 @@ def _run_at_prompt(setup: _Setup, loader: Loader, at_end: ExitStack) -> int:
 
 
 def _run_with_model(setup: _Setup, loader: Loader, at_end: ExitStack) -> int:
-    _check_store(setup)
-    loaded = loader.load()
-    repl = _make_repl(setup, loader, at_end, _source(setup))
-    repl.begin_with(loaded)
-    if setup.resumed:
-        render.narrate(repl.recap() + "\n")
-    _greet(loaded)
+    from runner.cli.live import silent_keys
+
+    with silent_keys():  # what is typed while the model is loaded is for the first prompts, Enter as Enter
+        _check_store(setup)
+        loaded = loader.load()
+        repl = _make_repl(setup, loader, at_end, _source(setup))
+        repl.begin_with(loaded)
+        if setup.resumed:
+            render.narrate(repl.recap() + "\n")
+        _greet(loaded)
     return repl.run()
 
 

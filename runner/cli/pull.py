@@ -119,7 +119,7 @@ class _Puller:
         self._as_json = as_json
 
     def pull(self, spec: ModelSpec) -> dict[str, Any]:
-        from runner.prepare import locate, title
+        from runner.prepare import locate, not_here, title
         from runner.pull import here_for_good, plan_pull
 
         if spec.path is not None or spec.origin == "fake":
@@ -134,7 +134,7 @@ class _Puller:
             return self._done(title(spec), [str(path) for path in located.weights], commit=located.directory.name)
         if self._is_offline:
             raise BusyError(
-                f"{title(spec)} is not on this machine, and fetching it is forbidden (--offline).",
+                f"{not_here(spec)}, and fetching it is forbidden (--offline).",
                 hint="Leave --offline out, and unset HF_HUB_OFFLINE if it is set.",
             )
         return self._fetch(spec, plan_pull(spec))

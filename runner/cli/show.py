@@ -1,7 +1,7 @@
 """`runner show MODEL`: what is known of a model, from the registry and from the headers of its files.
 
 Of a model that is not here only the headers are read from the hub; where they cannot be had, the registry's word is
-shown. It loads no weights.
+shown, if it has one. It loads no weights.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def show(
         return
     facts["state"] = begun.state if begun is not None else "complete" if facts["is_local"] else "absent"
     settings = load_settings(paths)
-    seen = _preview(spec, settings.load_options(), paths, offline=settings.is_offline(offline))
+    is_known = bool(begun or facts["is_local"] or spec.parameters)
+    seen = _preview(spec, settings.load_options(), paths, offline=settings.is_offline(offline), is_known=is_known)
     if seen is not None:
         facts.update(_previewed(seen))
     if as_json:
@@ -64,13 +65,20 @@ def show(
         _print_facts(facts, seen, begun)
 
 
-def _preview(spec: ModelSpec, load_options: LoadOptions, paths: Paths, *, offline: bool) -> Preview | None:
-    """The estimate; None, after saying why, where there is none: what is known without it is shown all the same."""
+def _preview(
+    spec: ModelSpec, load_options: LoadOptions, paths: Paths, *, offline: bool, is_known: bool
+) -> Preview | None:
+    """The estimate; None, after saying why, where there is none: what is known without it is shown all the same.
+
+    is_known: there is something to be shown. Raises RunnerError where the hub alone could tell of the model.
+    """
     from runner.preview import preview
 
     try:
         return preview(spec, load_options, offline=offline, paths=paths)
     except RunnerError as error:
+        if not is_known:
+            raise
         render.narrate(f"No estimate: {error.message}")
         return None
 

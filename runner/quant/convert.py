@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
-from runner.errors import BadModelFile, UnsupportedModel
+from runner.errors import FETCH_AGAIN, BadModelFile, UnsupportedModel
 from runner.model_config import ModelConfig, parse_model_config
 from runner.quant.architectures import architecture_of
 from runner.quant.byte_level_bpe import is_byte_level, read_byte_level_bpe
@@ -276,7 +276,7 @@ def _check_finite(rows: NDArray[Any], dtype: str, name: str) -> None:
     is_finite = (rows & 0x7F80) != 0x7F80 if dtype == "BF16" else np.isfinite(rows)
     if not is_finite.all():
         raise BadModelFile(
-            f"Tensor {name!r} has weights that are NaN or infinite.", hint="The file is damaged: fetch it again."
+            f"Tensor {name!r} has weights that are NaN or infinite.", hint=f"The file is damaged: {FETCH_AGAIN}."
         )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from runner.errors import BadModelFile, UnsupportedModel
+from runner.errors import FETCH_AGAIN, BadModelFile, UnsupportedModel
 from runner.quant.byte_cursor import ByteCursor, CutShort
 from runner.quant.ggml_types import FILE_TYPES, GGML_TYPES, GgmlType, decode
 
@@ -340,4 +340,4 @@ def _check_extents(path: Path, tensors: Sequence[GgufTensor], size: int) -> None
 
 
 def _bad(path: Path, what: str) -> BadModelFile:
-    return BadModelFile(f"{path.name} {what}.", hint="The file is damaged or not what its name says; fetch it again.")
+    return BadModelFile(f"{path.name} {what}.", hint=f"The file is damaged or not what its name says: {FETCH_AGAIN}.")

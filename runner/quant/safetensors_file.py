@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from runner.errors import BadModelFile, UnsupportedModel
+from runner.errors import FETCH_AGAIN, BadModelFile, UnsupportedModel
 from runner.garbage import no_garbage_collection
 from runner.unchanged import WhileUnchanged
 
@@ -326,4 +326,4 @@ def _json_object(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _bad(path: Path, what: str) -> BadModelFile:
-    return BadModelFile(f"{path.name} {what}.", hint="The file is damaged or not what its name says; fetch it again.")
+    return BadModelFile(f"{path.name} {what}.", hint=f"The file is damaged or not what its name says: {FETCH_AGAIN}.")

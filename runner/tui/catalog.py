@@ -102,6 +102,11 @@ class CatalogRow:
         return self.state == "complete"
 
     @property
+    def has_unknown_quants(self) -> bool:
+        """Whether the hub alone knows what else there is of it: a file of a repository that the registry lacks."""
+        return self.kind == "cache" and self.stored_as == "gguf" and not self.quants
+
+    @property
     def is_drafter(self) -> bool:
         """Whether it is no model: a head that was trained here, which drafts for one."""
         return self.kind == "drafter"

@@ -57,7 +57,8 @@ def fit_text(fit: RowFit) -> str:
 
 def _gib(size_bytes: int) -> str:
     value = size_bytes / _GIB
-    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}"
+    digits = 0 if value >= 99.5 else 1 if value >= 0.05 else 2  # a small model does not take 0.0
+    return f"{value:.{digits}f}"
 
 
 def _size(row: CatalogRow) -> Cell:

@@ -175,6 +175,23 @@ def test_show_without_a_connection_has_the_registrys_word(capsys: pytest.Capture
         assert "No estimate" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "remedy"),
+    [
+        (["no/such"], 2, "Check the name"),
+        (["who/new:Q2_K"], 2, "It has: Q8_0."),
+        (["no/such", "--offline"], 3, "hint: Leave --offline out.\n"),
+    ],
+)
+def test_show_of_what_the_hub_alone_knows_fails_as_the_hub_does(
+    arguments: list[str], code: int, remedy: str, server: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.repos["who/new"] = Repo({"new-Q8_0.gguf": b"GGUF"})
+    assert main(["show", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert (out, remedy in err) == ("", True)
+
+
 @pytest.mark.parametrize("has_offload", [True, False])
 def test_a_gpu_counts_only_when_the_wheel_can_use_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_offload: bool

@@ -218,6 +218,17 @@ def test_a_chat_that_is_gone_on_with_shows_its_turns_above_the_prompt(
     again.wait_for(lambda shown: "second" in shown)
 
 
+def test_what_is_sent_to_a_dumb_terminal_while_loading_is_answered_line_by_line(slow: Callable[..., str]) -> None:
+    terminal = Terminal(["chat", slow(2)], 80, 24, first="import os; os.environ['TERM'] = 'dumb'; ")
+    try:
+        assert terminal.child.waitnoecho(PATIENCE_S)
+        assert "/help for" not in terminal.read()  # it is being loaded
+        terminal.type("one\rtwo\r")
+        terminal.wait_for(lambda shown: "first" in shown and "second" in shown)
+    finally:
+        terminal.child.close(force=True)
+
+
 def test_a_load_that_ends_without_a_word_is_told_as_such() -> None:
     class Mute(EngineProcess):
         def load(self, *_: object, **__: object) -> Iterator[LoadEvent]:

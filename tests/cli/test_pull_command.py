@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from pathlib import Path
@@ -195,7 +196,7 @@ def test_every_name_is_understood_before_anything_is_fetched(capsys: pytest.Capt
         ([f"{GGUF}:Q2_K"], 2, "Q8_0"),
         ([GGUF, "--revision", "v9"], 2, "no revision"),
         ([GGUF, "--limit-rate", "fast"], 2, "10M"),
-        ([GGUF, "-j", "0"], 2, "-j"),
+        ([GGUF, "-j", "0"], 2, "--parallel is 0.\nhint: It must be a whole number from 1 to 64."),
         ([], 2, "MODEL"),
     ],
 )
@@ -267,6 +268,21 @@ def test_the_names_that_ls_gives_to_partial_models_can_be_pulled_and_removed(
     assert run(capsys, name)[0] == 0
     assert main(["rm", "-y", name]) == 0
     assert not repo_directory(GGUF).exists()
+
+
+@pytest.mark.parametrize("command", ["pull", "explain", "show", "run"])
+def test_offline_what_was_begun_is_not_said_to_be_absent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: Hub, command: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+
+    def told(name: str) -> str:
+        main([command, name, *(["hi"] if command == "run" else []), "--offline"])
+        return capsys.readouterr().err
+
+    begin_fetch(GGUF, WEIGHTS, server)
+    assert f"{GGUF} is not whole on this machine" in told(GGUF)
+    assert f"{SHARDS} is not on this machine" in told(SHARDS)
 
 
 def test_rm_partial_frees_what_was_begun_and_keeps_models(capsys: pytest.CaptureFixture[str], server: Hub) -> None:

@@ -194,6 +194,20 @@ def test_weights_made_here_that_their_header_tells_to_be_damaged_are_so_to_all(
         assert "\nhint: It was made here: make it again with `runner quantize MODEL -t FORMAT --force`.\n" in err
 
 
+@pytest.mark.usefixtures("server")
+def test_the_remedy_that_damaged_weights_of_the_hub_are_told_with_mends_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fetch_all(GGUF)
+    damaged = blob(GGUF, WEIGHTS)
+    damaged.write_bytes(b"XXXX" + damaged.read_bytes()[4:])
+    assert run(capsys, "pull", GGUF)[0] == 0  # it goes by sizes
+    code, _, err = run(capsys, "show", GGUF)
+    assert (code, "`runner verify --repair`" in err) == (1, True)
+    assert run(capsys, "verify", "--repair")[0] == 0
+    assert run(capsys, "show", GGUF)[0] == 0
+
+
 def test_damaged_weights_that_were_not_made_here_are_not_said_to_be(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

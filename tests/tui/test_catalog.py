@@ -209,6 +209,7 @@ def test_columns_that_no_row_has_anything_in_make_room_for_others() -> None:
     ("fit", "text"),
     [
         (RowFit(verdict="fits", need_bytes=int(9.6 * GIB), free_bytes=24 * GIB, is_exact=True), "✓   9.6/24.0 GiB"),
+        (RowFit(verdict="fits", need_bytes=46 << 20, free_bytes=24 * GIB, is_exact=True), "✓  0.04/24.0 GiB"),
         (RowFit(verdict="no", need_bytes=130 * GIB, free_bytes=24 * GIB), "✗  ~130/24.0 GiB"),
         (RowFit(verdict="partly", need_bytes=30 * GIB, free_bytes=24 * GIB, gpu_share=0.62), "◐ 62 % of layers"),
         (RowFit(), "·"),

@@ -21,6 +21,7 @@ from textual.pilot import Pilot
 from textual.widgets import Button, Input, OptionList, Static
 from waiting import PATIENCE_S
 
+from runner import hub
 from runner.hub_cache import cached_files
 from runner.inventory import local_models
 from runner.paths import user_paths
@@ -39,6 +40,7 @@ from runner.tui.screens.models import ModelsScreen
 from runner.tui.screens.quantize_model import QuantizeModel
 from runner.tui.services import Services
 from runner.tui.widgets.job_list import JobList
+from runner.types import CancelToken
 
 __all__ = ["server"]  # the fixture
 
@@ -222,6 +224,28 @@ def test_a_model_is_found_on_the_hub_fetched_and_opened(server: Hub) -> None:
     run(body)
 
 
+def test_what_is_here_of_a_repository_offers_its_other_quantizations(server: Hub) -> None:
+    server.repos[GGUF].files["llama-F16.gguf"] = server.repos[GGUF].files[WEIGHTS]
+    listing = hub.list_files(GGUF)
+    hub.fetch(listing, [WEIGHTS], on_progress=lambda _: None, cancel=CancelToken())
+
+    async def offered(app: Models, pilot: Pilot[None]) -> None:
+        app.models.table.select(f"{GGUF}:Q8_0")
+        await pilot.press("d")
+        await until(pilot, lambda: isinstance(app.screen, ChooseQuant) and "F16" in text_of(app))
+        assert "here already" in text_of(app)
+
+    async def not_asked(app: Models, pilot: Pilot[None]) -> None:
+        app.models.table.select(f"{GGUF}:Q8_0")
+        n_asked = len(server.requests)
+        await pilot.press("d")
+        await until(pilot, lambda: f"{GGUF}:Q8_0 is on this machine." in text_of(app))
+        assert len(server.requests) == n_asked
+
+    run(offered)
+    run(not_asked, is_offline=True)
+
+
 def test_what_is_fetched_from_the_hub_is_given_up_or_once_paused_deleted_by_its_row(server: Hub) -> None:
     async def body(app: Models, pilot: Pilot[None]) -> None:
         await pilot.press("slash", *GGUF, "enter")
@@ -370,7 +394,7 @@ def test_a_drafter_is_listed_can_be_deleted_and_is_not_taken_for_a_model() -> No
         assert "● drafter" in text_of(app)
         for key in ("enter", "d", "q", "b", "c"):
             await pilot.press(key)
-            assert "demo-normed is a drafter" in text_of(app)
+            assert "demo-normed is a drafter. In a chat of the native backend: /set draft demo-normed" in text_of(app)
             app.models._news("")
             await pilot.pause()
         assert (app.screen, app.wishes) == (app.models, [])

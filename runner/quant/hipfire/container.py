@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.errors import BadModelFile, UnsupportedModel
+from runner.errors import FETCH_AGAIN, BadModelFile, UnsupportedModel
 from runner.quant.byte_cursor import ByteCursor, CutShort
 from runner.quant.hipfire.tensor_types import TensorType, types_of
 
@@ -282,4 +282,4 @@ def _check_extents(path: Path, tensors: Sequence[HfqTensor], data_offset: int, s
 
 
 def _bad(path: Path, what: str) -> BadModelFile:
-    return BadModelFile(f"{path.name} {what}.", hint="The file is damaged or not what its name says; fetch it again.")
+    return BadModelFile(f"{path.name} {what}.", hint=f"The file is damaged or not what its name says: {FETCH_AGAIN}.")

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.errors import BadModelFile, UnsupportedModel
+from runner.errors import FETCH_AGAIN, BadModelFile, UnsupportedModel
 from runner.quant.hipfire.container import HfqHeader, HfqTensor, read_header
 from runner.quant.hipfire.tensor_types import MQ4_G256, decode_rows, plain_rows
 from runner.quant.weights import OUTPUT
@@ -122,7 +122,7 @@ class HfqWeights:
         if not (np.isfinite(scale) & (scale > 0)).all():
             raise BadModelFile(
                 f"{self.where} has scales in {tensor.name!r} that are not positive numbers.",
-                hint="The file is damaged: fetch it again.",
+                hint=f"The file is damaged: {FETCH_AGAIN}.",
             )
         return scale
 
@@ -141,7 +141,7 @@ def _check_shape(tensor: HfqTensor, scale: HfqTensor | None, where: str) -> None
     if scale is not None and (len(tensor.shape) != 2 or scale.shape != tensor.shape[-1:] or not scale.type.plain):
         raise BadModelFile(
             f"{where} has scales in {scale.name!r} that do not fit {tensor.name!r}.",
-            hint="The file is damaged: fetch it again.",
+            hint=f"The file is damaged: {FETCH_AGAIN}.",
         )
 
 
@@ -165,6 +165,6 @@ def _tokenizer(header: HfqHeader) -> str:
     except (ValueError, RecursionError) as error:
         raise BadModelFile(
             f"{header.path.name} has a tokenizer.json in its metadata that is not JSON.",
-            hint="The file is damaged: fetch it again.",
+            hint=f"The file is damaged: {FETCH_AGAIN}.",
         ) from error
     return text

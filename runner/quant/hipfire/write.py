@@ -20,7 +20,7 @@ import torch
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from runner.errors import BadModelFile, UnsupportedModel
+from runner.errors import FETCH_AGAIN, BadModelFile, UnsupportedModel
 from runner.quant.chat_templates import read_chat_templates
 from runner.quant.formats import encode_rows, row_spans
 from runner.quant.hipfire.container import HEADER_BYTES, MAGIC
@@ -135,7 +135,7 @@ def _write_tensor(file: BufferedWriter, tensor: PlannedHfqTensor, weights: Weigh
         if not np.isfinite(rows).all():
             raise BadModelFile(
                 f"Tensor {tensor.name!r} has weights that are NaN or infinite.",
-                hint="The file is damaged: fetch it again.",
+                hint=f"The file is damaged: {FETCH_AGAIN}.",
             )
         if tensor.type.number == F16 and rows.size and np.abs(rows).max() > _LARGEST_F16:
             raise UnsupportedModel(f"Tensor {tensor.name!r} has weights that are too large for F16.")

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 
-from runner.errors import BadModelFile
+from runner.errors import FETCH_AGAIN, BadModelFile
 from runner.quant.mq.basis import stored_rows
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.packed_file import PackedFile
@@ -140,7 +140,7 @@ def not_finite(name: str) -> BadModelFile:
     """The error for a tensor that nothing can be made from."""
     return BadModelFile(
         f"Tensor {name!r} has weights that are NaN or infinite, or nearly so.",
-        hint="The file is damaged: fetch it again.",
+        hint=f"The file is damaged: {FETCH_AGAIN}.",
     )
 
 

@@ -237,7 +237,7 @@ class ModelsScreen(ModelsReading):
         """Whether the row is a drafter, with which nothing is done that is done with models: how it serves is said,
         or what keeps it from that."""
         if row.is_drafter and row.is_here:
-            self._news(f"{row.name} is a drafter. In a chat: /set speculation eagle3 and /set draft {row.name}")
+            self._news(f"{row.name} is a drafter. In a chat of the native backend: /set draft {row.name}")
         elif row.is_drafter:
             self._news(f"{row.name} is a drafter, and damaged: {damage(row)}", is_bad=True)
         return row.is_drafter
@@ -281,9 +281,11 @@ class ModelsScreen(ModelsReading):
         row, catalog = self.table.row, self._view.catalog
         if row is None or catalog is None or self._is_told_drafter(row):
             return
-        if row.is_here and len(row.quants) < 2:
+        is_asked_for = row.is_here and row.has_unknown_quants and not self.services.is_offline
+        is_choice = is_asked_for or row.place == "hub" or len(row.quants) > 1
+        if row.is_here and not is_choice:
             self._news(f"{row.name} is on this machine.")
-        elif row.state == "partial" or (row.place != "hub" and len(row.quants) < 2 and row.fit.verdict != "no"):
+        elif row.state == "partial" or (not is_choice and row.fit.verdict != "no"):
             self._jobs.pull(row.name)
         else:
             question = f"Fetch {row.name.partition(':')[0]}: which of them?"
