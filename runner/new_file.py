@@ -22,18 +22,24 @@ def write_new(
 ) -> None:
     """Write `text` to `path` in one step. Half a surrogate pair, which is no character, becomes "?".
 
-    is_private: with mode 0600, else as the umask says. remedy: the hint where it is there already.
+    is_private: with mode 0600, else as the umask says. remedy: the hint where it is there already. Into a pipe or a
+    device (/dev/stdout) it is written as it comes, and neither is replaced.
     """
     if os.path.isdir(path):  # which may have no name, as "/" has none
         raise UsageError(f"{path} is a directory, and this is written to a file.", hint="Name a file.")
+    data = text.encode("utf-8", "replace")
     beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}")  # a character takes up to four bytes of 255
     try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as stream:
+                stream.write(data)
+            return
         if path.exists() and not overwrite:
             raise UsageError(f"{path} is there already.", hint=remedy)
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666)
             with open(descriptor, "wb") as file:
-                file.write(text.encode("utf-8", "replace"))
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)

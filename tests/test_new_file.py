@@ -1,0 +1,47 @@
+"""Files of the user's own: what is no file is written into, and stays what it is."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError, UsageError
+from runner.new_file import write_new
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_pipe_is_written_into_and_not_replaced(tmp_path: Path, overwrite: bool) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    write_new(pipe, "all of it\n" * 20_000, overwrite=overwrite)  # more than a pipe holds
+    reader.join(30)
+    assert found == [b"all of it\n" * 20_000]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_device_that_takes_nothing_is_an_error_and_stays(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("/dev/full is Linux's")
+    link = tmp_path / "full"
+    link.symlink_to("/dev/full")
+    with pytest.raises(RunnerError, match="No space left"):
+        write_new(link, "text", overwrite=True)
+    assert link.is_symlink()
+
+
+def test_a_file_is_replaced_only_when_asked_to(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    write_new(file, "one")
+    with pytest.raises(UsageError, match="there already"):
+        write_new(file, "two")
+    write_new(file, "two", overwrite=True)
+    assert file.read_text() == "two"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
