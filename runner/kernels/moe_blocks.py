@@ -29,7 +29,7 @@ from runner.kernels.gemv_fragments import loaded_tiles, rows_of_sums, step_of_bl
 from runner.kernels.grids import half_tables, table
 from runner.kernels.moe_fragments import PAIRS_WARPS, GemvFragmentsOfExperts, check_apart, operands_to_try
 from runner.kernels.moe_groups import Groups, block_of, group_pairs
-from runner.kernels.moe_slots import add_slots
+from runner.kernels.moe_slots import add_slots, slots_at_once
 from runner.kernels.values import (
     MOST_ROWS,
     OPTIONS,
@@ -222,7 +222,8 @@ def takes_blocks(w: PackedMatrix, n_rows: int, n_slots: int, n_experts: int) -> 
 
 def shares_blocks(w: PackedMatrix, n_rows: int, n_slots: int, n_experts: int) -> bool:
     """Whether it is for so few rows too: where enough of them take the same experts, if these are chosen at random."""
-    return _is_whole(w, n_experts) and 1 < n_rows <= MOST_ROWS and n_rows * n_slots >= SHARED_PAIRS * n_experts
+    enough = (_SHARED_PAIRS if n_slots <= slots_at_once(n_slots) else _SHARED_PAIRS_ONE_BY_ONE) * n_experts
+    return _is_whole(w, n_experts) and 1 < n_rows <= MOST_ROWS and n_rows * n_slots >= enough
 
 
 def _is_whole(w: PackedMatrix, n_experts: int) -> bool:
@@ -241,8 +242,10 @@ def _warps(n_pairs: int) -> int:
 
 MOST_PAIRS: Final = 16
 """Pairs of an expert, on average, up to which this is for."""
-SHARED_PAIRS: Final = 0.4
-"""Pairs of an expert, on average, from which on it is for up to 16 rows: see docs/LOG.md."""
+# Pairs of an expert, on average, from which on it is for up to 16 rows, where these are otherwise added up as they are
+# multiplied, and where they are not (moe_fragments.multiplies_one_by_one): of that no more than 0.56 was measured, and
+# it lost 5 %. See docs/LOG.md.
+_SHARED_PAIRS, _SHARED_PAIRS_ONE_BY_ONE = 0.4, 0.7
 # H100, mq4, 128 experts of [1536, 2048] and [2048, 768], 8 a row at random: us of both products and what they read, of
 # 64, 128, 200, 256 and 384 rows, in moe_gemm.py 271, 276, 326, 322, 433; here, one warp, in blocks of 8 pairs 124, 185,
 # 247, 309, 430, of 16 173, 180, 218, 287, 372. Two warps take gate and up of 200 rows from 134 to 125 and down, where

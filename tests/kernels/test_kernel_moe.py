@@ -274,6 +274,8 @@ def test_blocks_are_for_few_pairs_of_whole_tiles() -> None:
     assert not shares_blocks(w, 17, 2, 4)
     assert not shares_blocks(w, 1, 2, 4)
     assert not shares_blocks(w, 2, 1, 8)
+    assert shares_blocks(w, 11, 8, 220)
+    assert not shares_blocks(w, 11, 9, 220)  # of more slots than are added up at once
     assert not shares_blocks(odd, 16, 2, 4)
     assert not takes_blocks(w, 2 * moe_blocks.MOST_PAIRS + 1, 2, 4)
     assert not takes_blocks(odd, 17, 2, 4)
