@@ -31,6 +31,7 @@ from runner.draft_training.settings import VARIANTS, TrainingSettings, training_
 from runner.draft_training.states import observe
 from runner.draft_training.train import commonest, new_head, rate_at
 from runner.errors import BadModelFile, DoesNotFit, RunnerError, UnsupportedModel, UsageError
+from runner.model_config import HeadSizes
 from runner.types import CancelToken, Message
 from tests.backends.native.tiny_models import make, ready, save
 from tests.draft_training.draft_models import SETTINGS, job, opened, prompts, tiny_target, trained
@@ -138,7 +139,7 @@ def test_acceptance_is_what_drafting_token_by_token_comes_to(
     seen = observe(decoder, torch.tensor([text.ids]), head.config.captured(4), torch.float32)
     counts = [[0, 0], [0, 0], [0, 0]]
     for known in range(text.n_prompt + 1, len(text.ids)):  # tokens of the text that are there when a draft begins
-        cache = KvCache(num_layers=1, num_kv_heads=2, head_dim=32, n_ctx=64, dtype=torch.float32, device=CPU)
+        cache = KvCache(layers=[HeadSizes(num_kv_heads=2, head_dim=32)], n_ctx=64, dtype=torch.float32, device=CPU)
         states = head.fuse(seen.captured[0, : known - 1])
         tokens, drafted = list(text.ids[1:known]), []
         for _ in range(3):

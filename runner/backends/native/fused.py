@@ -74,6 +74,7 @@ class FusedAttention:
     """See blocks.Attention."""
 
     def __init__(self, module: Attention, name: str, reader: MatrixReader) -> None:
+        assert not module.has_value_norm
         self.module = module
         self.dtype = reader.dtype
         names = ["qkv_proj"] if module.is_joined else ["q_proj", "k_proj", "v_proj"]
@@ -293,13 +294,13 @@ class FusedDecoder:
         It follows from the kind of the GPU and from no clock: the bits of a prompt follow from it.
         """
         config, experts = self.decoder.config, self.decoder.config.experts
-        heads, n_layers = config.num_heads * config.head_dim, config.num_layers
+        n_layers, layers = config.num_layers, config.attention_layers
         width = config.intermediate_size if experts is None else experts.width_of_token
-        n_attention = len(config.attention_layers)
-        mixers = n_attention * (config.queries_size + heads + 2 * config.num_kv_heads * config.head_dim)
+        mixed = sum(config.num_heads * config.heads(layer).head_dim for layer in layers)
+        mixers = mixed + sum(map(config.qkv_size, layers))
         if config.delta is not None:
             mixers += len(config.delta.layers) * (config.delta.channels + 2 * config.delta.values_size)
-        flop = 2 * n_rows * (config.hidden_size * (mixers + 3 * n_layers * width) + 2 * heads * first * n_attention)
+        flop = 2 * n_rows * (config.hidden_size * (mixers + 3 * n_layers * width) + 2 * mixed * first)
         return flop < n_layers * (_FLOP_BEHIND_LAUNCHES if is_hopper(self.norm.gain) else _FLOP_ELSEWHERE)
 
     def interior(self) -> Interior:
