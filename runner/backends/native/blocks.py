@@ -149,7 +149,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         heads = heads or HeadSizes(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
-        assert not (is_joined and (is_gated or heads.shares_projection))
+        assert is_joined + is_gated + heads.shares_projection <= 1
         q_size, kv_size = config.num_heads * heads.head_dim, heads.keys_size
         width = config.hidden_size if in_features is None else in_features
         self.is_joined = is_joined

@@ -74,10 +74,10 @@ class FusedAttention:
     """See blocks.Attention."""
 
     def __init__(self, module: Attention, name: str, reader: MatrixReader) -> None:
-        assert not module.has_value_norm
         self.module = module
         self.dtype = reader.dtype
         names = ["qkv_proj"] if module.is_joined else ["q_proj", "k_proj", "v_proj"]
+        names = names[:2] if module.shares_projection else names
         self.qkv = read_gated(reader, name, module) if module.is_gated else read_product(reader, name, names)
         self.o = read_product(reader, name, ["o_proj"])
         self.q_gain = read_norm(reader, module, name, "q_norm" if module.q_norm is not None else None)
@@ -106,9 +106,11 @@ class FusedAttention:
             q_gain=None if self.q_gain is None else self.q_gain.gain,
             k_gain=None if self.k_gain is None else self.k_gain.gain,
             norm=module.norm,
-            eps=0.0 if self.q_gain is None else self.q_gain.eps,
+            eps=module.eps,
             sums=sums,
             growth=None if module.growth is None else (module.growth.beta, module.growth.span),
+            shares_keys=module.shares_projection,
+            has_value_norm=module.has_value_norm,
         )
         mixed: Tensor | Splits
         if is_few:
@@ -171,6 +173,10 @@ class FusedLayer:
         self.after_mlp = read_norm(reader, module, name, norms.after_mlp)
         self.attention = _attention(module, name, reader)
         self.mlp = _mlp(module.mlp, f"{name}.mlp", reader)
+        # It stays a factor of the stream, by which whoever ends the layer multiplies it. To divide the stream by the
+        # product of all of them instead, and gains and eps with it, saves nothing and may leave the range of float32.
+        has_scalar = module.layer_scalar is not None
+        self.scalar = float(reader.vector(f"{name}.layer_scalar")) if has_scalar else 1.0
 
     @property
     def reader(self) -> Reader | None:
@@ -185,10 +191,11 @@ class FusedLayer:
         stream = add_branch(stream, mixed, self.attention.o, self.after_attention, self.dtype, mlp)
         run.checkpoint()
         if isinstance(self.mlp, FusedMoE):
+            assert self.scalar == 1
             return self.mlp.add_to(stream, self.before_mlp)
         gated = self.mlp.gated(stream, self.before_mlp)
         run.checkpoint()
-        return add_branch(stream, gated, self.mlp.down, self.after_mlp, self.dtype, reader)
+        return add_branch(stream, gated, self.mlp.down, self.after_mlp, self.dtype, reader, self.scalar)
 
 
 def _attention(module: Layer, name: str, reader: MatrixReader) -> FusedAttention | FusedDeltaNet:
@@ -286,7 +293,7 @@ class FusedDecoder:
         ready = stream.ready if len(h) == len(stream.h) else None
         part = Stream(h=h, eps=self.norm.eps, squares=squares, ready=ready)
         x, left = normed(part, self.norm, self.head, dtype_of(self.head, self.dtype))
-        return linear_logits(x, self.head, squares=left)
+        return linear_logits(x, self.head, squares=left, cap=self.decoder.config.logit_cap)
 
     def waits_for_launches(self, n_rows: int, first: int) -> bool:
         """Whether a GPU computes a prompt of so many rows, after `first` others, faster than its host launches it.
@@ -316,4 +323,4 @@ class FusedDecoder:
 
     def _logits_of_normed(self, x: Tensor) -> Tensor:
         rows, _ = activations(x, None, self.head, dtype_of(self.head, self.dtype))
-        return linear_logits(rows, self.head, squares=None).values
+        return linear_logits(rows, self.head, squares=None, cap=self.decoder.config.logit_cap).values

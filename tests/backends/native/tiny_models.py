@@ -160,7 +160,6 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "tie_word_embeddings": False,
             "final_logit_softcapping": None,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
             "rope_parameters": {
                 "full_attention": {
                     "rope_type": "proportional",
