@@ -172,6 +172,7 @@ def test_of_gemma4s_wide_heads_a_quarter_is_turned_and_all_are_pairs() -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
     assert gemma4(rope_parameters=said) == gemma4()
+    assert gemma4(rope_theta=5.0) == gemma4()  # transformers knows no such key of it
     plain = gemma4(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e6}})
     assert plain.ropes["global"].scaling is None
 
@@ -185,6 +186,7 @@ def test_of_gemma4s_wide_heads_a_quarter_is_turned_and_all_are_pairs() -> None:
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = all"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"rope_parameters": {"full_attention": {"rope_type": "axial"}}}, "rope_parameters.full_attention.rope_type"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling ="),
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "proportional"}}},
             "rope_parameters.sliding_attention.rope_type = proportional",

@@ -65,6 +65,8 @@ def _two(full: _Reader, sliding: _Reader, config: Mapping[str, Any], family: Fam
     name, local_name = f"rope_parameters.{_GLOBAL}", f"rope_parameters.{_LOCAL}"
     everywhere = _object(name, parts.get(_GLOBAL) or family.rope or {})
     if config.get("rope_scaling"):
+        if family.rope is not None:  # Gemma 4 never had that key, and transformers passes it over
+            raise unsupported("rope_scaling", config["rope_scaling"])
         name, everywhere = "rope_scaling", {**everywhere, **_object("rope_scaling", config["rope_scaling"])}
     theta, local_theta = family.rope_theta, family.local_rope_theta
     local = sliding.rope(local_name, _object(local_name, parts.get(_LOCAL) or {}), "rope_local_base_freq", local_theta)
