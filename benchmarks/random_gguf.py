@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from arguments import new_file, positive
-from gguf import GGML_QUANT_SIZES, GGUFWriter, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGUFWriter, Keys, LlamaFileType
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 from shapes import SHAPES, config_of
@@ -41,14 +41,15 @@ MIXES = {
 _BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "mxfp4_moe": Type.Q8_0}
 _OF_ODD_ROWS = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # that blocks of 256 do not fill
 _GGUF_NAMES = {
-    "gemma3_text": "gemma3", "gpt_oss": "gpt-oss", "granite": "granite", "llama": "llama", "ministral3": "mistral3",
-    "mistral": "llama", "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3",
+    "gemma3_text": "gemma3", "gemma4_text": "gemma4", "gpt_oss": "gpt-oss", "granite": "granite", "llama": "llama",
+    "ministral3": "mistral3", "mistral": "llama", "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen3_5_moe_text": "qwen35moe", "qwen3_5_text": "qwen35", "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
 }  # fmt: skip
 _NORMS = {
-    "gemma3_text": blocks.NORMS_AROUND, "gpt_oss": blocks.NORMS_AS_CALLED, "olmo2": blocks.NORMS_AFTER,
-    "qwen3_5_moe_text": blocks.NORMS_AS_CALLED, "qwen3_5_text": blocks.NORMS_AS_CALLED,
+    "gemma3_text": blocks.NORMS_AROUND, "gemma4_text": blocks.NORMS_AROUND, "gpt_oss": blocks.NORMS_AS_CALLED,
+    "olmo2": blocks.NORMS_AFTER, "qwen3_5_moe_text": blocks.NORMS_AS_CALLED, "qwen3_5_text": blocks.NORMS_AS_CALLED,
 }  # fmt: skip
+_ROPE_FACTORS = "rope_freqs.weight"  # what frequencies are divided by; 1e30 where a pair is not turned
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
 
 
@@ -79,9 +80,11 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     joined = (*blocks.JOINED_ATTENTION, *blocks.JOINED_MLP)
     attention = (*blocks.ATTENTION, *blocks.QKV_BIASES, *blocks.OUTPUT_BIAS, *blocks.SINKS)
     products = joined if config.is_joined else (*attention, *blocks.GATED_MLP)
-    rules = (*blocks.EMBEDDINGS, *norms, *of_heads, *products, *blocks.DELTA_NET)
+    rules = (*blocks.EMBEDDINGS, *norms, *of_heads, *products, *blocks.DELTA_NET, *blocks.LAYER_SCALARS)
     decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=rules)
     found = {tensor.target: tensor.gguf_shape for tensor in tensors_of(decoder, config)}
+    if config.rope_scaling is not None and config.rope_scaling.kind == "proportional":
+        found[_ROPE_FACTORS] = (config.ropes["global"].dim // 2,)
     experts, hidden = config.experts, config.hidden_size
     for layer in experts.layers if experts else ():
         block, count, width = f"blk.{layer}.ffn_", experts.count, experts.intermediate_size
@@ -118,13 +121,17 @@ def _wanted(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) ->
         return Type.Q6_K
     _, _, rest = name.partition(".")
     layer, _, leaf = rest.partition(".")
-    wide = leaf.startswith(("attn_v.", "attn_qkv.", "ffn_down")) and mix == "q4_k_m"
-    return Type.Q6_K if wide and _has_more_bits(int(layer), config.num_layers) else base
+    if mix != "q4_k_m" or not leaf.startswith(("attn_v.", "attn_qkv.", "ffn_down")):
+        return base
+    layers = list(range(config.num_layers))
+    if leaf.startswith("attn_v."):  # counted by themselves
+        layers = [one for one in layers if not config.heads(one).shares_projection]
+    return Type.Q6_K if _has_more_bits(layers.index(int(layer)), len(layers)) else base
 
 
 def _has_more_bits(layer: int, num_layers: int) -> bool:
-    """Whether q4_k_m keeps this layer's v, alone or with q and k, and down in Q6_K: the first and the last eighth, and
-    each third between."""
+    """Whether q4_k_m keeps v, alone or with q and k, or down of this one of so many layers in Q6_K: of the first and
+    the last eighth, and of each third between."""
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
@@ -167,6 +174,9 @@ def _pool(kind: Type, k: int) -> NDArray[np.uint8]:
 
 def _data(tensor: Planned) -> Iterator[NDArray[Any]]:
     """The tensor's bytes, in pieces."""
+    if tensor.name == _ROPE_FACTORS:  # as Gemma 4 has it: a quarter of the pairs is turned
+        yield np.where(np.arange(*tensor.shape) < tensor.shape[0] // 4, 1.0, 1e30).astype(np.float32)
+        return
     if tensor.type == Type.F32:
         random = np.random.default_rng(0)
         is_vector = len(tensor.shape) == 1
@@ -187,8 +197,12 @@ def write_gguf(target: Path, shape: Mapping[str, Any], mix: str) -> int:
     writer = GGUFWriter(target, _GGUF_NAMES[config.model_type])
     try:
         # The context as published: what runner converts ends at the window, in case llama.cpp has none.
-        whole = replace(config, sliding_window=None, sliding_layers=())
+        whole = replace(config, sliding_window=None, sliding_layers=(), full_heads=None)
+        if config.full_heads is not None:  # the factors of frequencies are a tensor
+            whole = replace(whole, head_dim=config.full_heads.head_dim, rope_scaling=None)
         write_model(writer, whole, name="random weights")  # where a name has "phi3", llama.cpp wants tokens of Phi-3's
+        if config.full_heads is not None:
+            _write_heads_of_layers(writer, config)
         if config.experts is not None:
             writer.add_expert_count(config.experts.count)
             writer.add_expert_used_count(config.experts.per_token)
@@ -210,6 +224,22 @@ def write_gguf(target: Path, shape: Mapping[str, Any], mix: str) -> int:
     finally:
         writer.close()
     return _append(target, tensors, writer.data_alignment)
+
+
+def _write_heads_of_layers(writer: GGUFWriter, config: ModelConfig) -> None:
+    """Gemma 4's keys, beside those of layers that see everything."""
+    layers, local = range(config.num_layers), config.ropes["local"]
+    del writer.kv_data[0][Keys.Attention.HEAD_COUNT_KV.format(arch=writer.arch)]  # gguf warns of what is written twice
+    writer.add_head_count_kv([config.heads(layer).num_kv_heads for layer in layers])
+    writer.add_sliding_window_pattern([layer in config.sliding_layers for layer in layers])
+    writer.add_key_length_swa(config.head_dim)
+    writer.add_value_length_swa(config.head_dim)
+    writer.add_rope_dimension_count_swa(local.dim)
+    writer.add_rope_freq_base_swa(local.theta)
+    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(0)
+    if config.logit_cap is not None:
+        writer.add_final_logit_softcapping(config.logit_cap)
 
 
 def _append(target: Path, tensors: list[Planned], alignment: int) -> int:

@@ -34,6 +34,13 @@ _GEMMA = (
 )
 # Their checkpoints have 64 rows of vocabulary more, for images; GGUFs do not.
 _GEMMA_LONG = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "max_position_embeddings": 131072}
+# Layers that see everything have heads of their own, whose values are made of what keys are.
+_GEMMA4 = (
+    {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"vocab_size": 262144, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+    | {"attention_k_eq_v": True, "final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0}
+    | {"max_position_embeddings": 262144}
+)  # its ropes are the default
 _GPT_OSS = (
     {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "rms_norm_eps": 1e-5}
     | {"vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880}
@@ -132,6 +139,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     | _GEMMA_LONG
     | {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "sliding_window": 1024}
     | {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168},
+    "gemma-4-31b": _GEMMA4
+    | {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "sliding_window": 1024}
+    | {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256}
+    | {"num_global_key_value_heads": 4, "global_head_dim": 512},
     "mistral-nemo-12b": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "rms_norm_eps": 1e-5}
     | {"vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": None}

@@ -13,13 +13,14 @@ from runner.backends.native.preference import gpu_for_kernels
 from runner.model_config import text_model_type
 from runner.registry import ModelSpec, Registry
 
+_DENSE_ALONE: Final = frozenset({"gemma4_text"})  # those whose weights are not all for every token are other models
 _PACKED_BYTES: Final = 0.6  # of a weight in mq4, scales and the output matrix included
 
 
 def in_own_bits(spec: ModelSpec, registry: Registry, num_parameters: int) -> str:
     """The commands, or "": for a model that the registry does not know, and without such a GPU or room there."""
     known = registry.known_repo(spec.repo) if spec.repo else None
-    if known is None or not known.repo or text_model_type(known.architecture) not in ARCHITECTURES:
+    if known is None or not known.repo or not _is_run(known):
         return ""
     gpu = gpu_for_kernels()
     if gpu is None or num_parameters * _PACKED_BYTES > gpu.free_bytes:
@@ -29,3 +30,9 @@ def in_own_bits(spec: ModelSpec, registry: Registry, num_parameters: int) -> str
         return f"{name}, made here, is decoded by kernels for this GPU: runner chat {name}"
     made = f"runner pull {known.name}:safetensors, then runner quantize {known.name}"
     return f"in four bits of the native backend, by kernels for this GPU: {made}"
+
+
+def _is_run(known: ModelSpec) -> bool:
+    """Whether the native backend knows the architecture, as far as the registry tells."""
+    model_type = text_model_type(known.architecture)
+    return model_type in ARCHITECTURES and not (known.active and model_type in _DENSE_ALONE)

@@ -1,8 +1,9 @@
-"""What is special about the config.json of Gemma 3, Phi-3, OLMo 2, SmolLM3, Granite, Qwen3.5 and Ministral 3, and of
-multimodal models."""
+"""What is special about the config.json of Gemma 3 and 4, Phi-3, OLMo 2, SmolLM3, Granite, Qwen3.5 and Ministral 3, and
+of multimodal models."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import AutoConfig, SmolLM3Config
 
 from runner.backends.native.delta_state import SLOTS
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.model_config import ExpertsConfig, ModelConfig, QueryGrowth, num_parameters, parse_model_config
+from runner.model_config import ExpertsConfig, HeadSizes, ModelConfig, QueryGrowth, num_parameters, parse_model_config
 from runner.model_config.shapes import config_shape
 
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 512}
@@ -98,6 +99,148 @@ def test_what_gemma_could_ask_for_and_is_not_there_is_refused_by_name(changes: d
 def test_switched_off_keys_of_gemma_are_passed_over() -> None:
     off = {"final_logit_softcapping": None, "attn_logit_softcapping": None, "use_bidirectional_attention": False}
     assert gemma(**off, cache_implementation="hybrid", _sliding_window_pattern=6) == gemma()
+
+
+# --- Gemma 4 ---------------------------------------------------------------------------------------------------------
+
+# As transformers 5.24 makes it of the numbers of google/gemma-4-31B-it, and as it has been published before that.
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "attention_k_eq_v": True,
+    "enable_moe_block": False,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 5376,
+    "hidden_size_per_layer_input": 0,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 12,
+    "num_key_value_heads": 16,
+    "num_kv_shared_layers": 0,
+    "sliding_window": 1024,
+    "use_bidirectional_attention": "vision",
+}
+GLOBAL_KEYS: dict[str, Any] = {"global_head_dim": 512, "num_global_key_value_heads": 4}
+OVERRIDE = {"head_dim": 512, "num_key_value_heads": 4}
+WIDE = HeadSizes(num_kv_heads=4, head_dim=512, shares_projection=True)
+
+
+def gemma4(**changes: Any) -> ModelConfig:
+    return parse_model_config(GEMMA4 | GLOBAL_KEYS | changes)
+
+
+def test_gemma4_has_heads_of_their_own_in_layers_that_see_everything() -> None:
+    config = gemma4()
+    assert config.sliding_layers == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
+    assert (config.heads(5), config.heads(11)) == (WIDE, WIDE)
+    assert config.heads(0) == HeadSizes(num_kv_heads=16, head_dim=256)
+    assert (config.queries_size(0), config.queries_size(5)) == (32 * 256, 32 * 512)
+    assert (config.qkv_size(0), config.qkv_size(5)) == (64 * 256, 36 * 512)
+    assert (config.attention_scale, config.logit_cap, config.norm_offset) == (1.0, 30.0, 0.0)
+    assert (config.has_value_norm, config.has_layer_scalars, config.norms) == (True, True, "around")
+    apart = gemma4(attention_k_eq_v=False)  # the number of heads is not read then, as in transformers
+    assert apart.heads(5) == HeadSizes(num_kv_heads=16, head_dim=512)
+
+
+def test_heads_of_gemma4_are_read_in_both_ways_of_writing_them() -> None:
+    by_layer = parse_model_config({**GEMMA4, "per_layer_config": {"05": OVERRIDE, "11": OVERRIDE}})
+    assert by_layer == gemma4()
+    theirs = AutoConfig.for_model(**GEMMA4, **GLOBAL_KEYS)
+    assert parse_model_config(json.loads(theirs.to_json_string(use_diff=False))) == gemma4()
+    alike = parse_model_config({**GEMMA4, "per_layer_config": {}})
+    assert alike.heads(5) == HeadSizes(num_kv_heads=16, head_dim=256, shares_projection=True)
+
+
+def test_the_last_layer_of_gemma4_sees_everything_whatever_its_type() -> None:
+    types = ["full_attention", *["sliding_attention"] * 11]
+    theirs = AutoConfig.for_model(**GEMMA4 | GLOBAL_KEYS | {"layer_types": list(types)})
+    assert theirs.layer_types[-1] == "full_attention"
+    assert gemma4(layer_types=types).sliding_layers == tuple(range(1, 11))
+    assert gemma4(num_hidden_layers=2).sliding_layers == (0,)
+
+
+def test_of_gemma4s_wide_heads_a_quarter_is_turned_and_all_are_pairs() -> None:
+    local, everywhere = gemma4().ropes["local"], gemma4().ropes["global"]
+    assert (local.theta, local.dim, local.scaling) == (1e4, 256, None)
+    assert (everywhere.theta, everywhere.dim) == (1e6, 512)
+    assert everywhere.scaling is not None
+    assert (everywhere.scaling.kind, everywhere.scaling.share, everywhere.scaling.factor) == ("proportional", 0.25, 1)
+    assert gemma4().rotary_dim is None
+    said = {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    assert gemma4(rope_parameters=said) == gemma4()
+    assert gemma4(rope_theta=5.0) == gemma4()  # transformers knows no such key of it
+    plain = gemma4(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e6}})
+    assert plain.ropes["global"].scaling is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input = 256"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers = 4"),
+        ({"enable_moe_block": True}, "enable_moe_block = True"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = all"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "axial"}}}, "rope_parameters.full_attention.rope_type"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling ="),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "proportional"}}},
+            "rope_parameters.sliding_attention.rope_type = proportional",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}},
+            "partial_rotary_factor = 0.5",
+        ),
+        ({"per_layer_config": {"5": OVERRIDE}}, "per_layer_config.5 ="),
+        ({"per_layer_config": {"5": OVERRIDE, "11": {"head_dim": 128}}}, "per_layer_config.5 ="),
+        ({"per_layer_config": {"4": OVERRIDE, "5": OVERRIDE, "11": OVERRIDE}}, "per_layer_config.4 ="),
+        ({"per_layer_config": {"5": {"sliding_window": 3}}}, "per_layer_config.5.sliding_window = 3"),
+    ],
+)
+def test_what_gemma4_could_ask_for_and_is_not_there_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        gemma4(**changes)
+    assert words in caught.value.message
+    assert "llamacpp" in caught.value.hint
+
+
+def test_a_gemma4_config_that_says_nothing_has_inputs_by_layer() -> None:
+    with pytest.raises(UnsupportedModel, match="hidden_size_per_layer_input = 256"):
+        parse_model_config({"model_type": "gemma4_text"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"global_head_dim": 511},
+        {"num_global_key_value_heads": 5},
+        {"per_layer_config": 7},
+        {"per_layer_config": {"5": 7}},
+        {"per_layer_config": {"full_attention": OVERRIDE}},
+        {"final_logit_softcapping": 0},
+    ],
+)
+def test_numbers_of_gemma4_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadModelFile):
+        gemma4(**changes)
+
+
+@pytest.mark.parametrize("layers", [GLOBAL_KEYS, {"per_layer_config": {"05": OVERRIDE, "11": OVERRIDE}}])
+def test_gemma4_is_estimated_as_it_is_run(layers: dict[str, Any]) -> None:
+    keys = {**GEMMA4, **layers}
+    config, shape = parse_model_config(keys), config_shape(keys)
+    assert shape.num_parameters == num_parameters(config)
+    assert [cache.width for cache in shape.caches] == [2 * config.heads(layer).keys_size for layer in range(12)]
+    assert [cache.window or None for cache in shape.caches] == [config.window(layer) for layer in range(12)]
+
+
+def test_a_proportional_rope_is_gemma4s_alone() -> None:
+    with pytest.raises(UnsupportedModel, match="rope_type = proportional"):
+        gemma(rope_parameters={"full_attention": {"rope_type": "proportional"}})
 
 
 # --- Phi-3 -----------------------------------------------------------------------------------------------------------

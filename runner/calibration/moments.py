@@ -45,7 +45,7 @@ def groups_of(layer: Layer) -> tuple[Group, ...]:
     written = _OUT if attention is None else _O
     read: tuple[str, ...] = _IN
     if attention is not None:
-        read = _JOINED_QKV if attention.is_joined else _QKV
+        read = _JOINED_QKV if attention.is_joined else _QKV[:2] if attention.shares_projection else _QKV
     return (
         Group(read),
         Group(written, before=norms.before_attention or "" if norms.after_attention is None else ""),

@@ -1,4 +1,5 @@
-"""h += norm(y), for models with a norm after a branch (Gemma, OLMo 2), where the next rows are made apart.
+"""h += norm(y), for models with a norm after a branch (Gemma, OLMo 2), where the next rows are made apart; and what
+comes of it times a number, where a layer ends with one (Gemma 4).
 
 The product that made y has summed its squares already; this sums those of the new h. A program is a span of one row. It
 knows no weights.
@@ -19,14 +20,14 @@ from runner.kernels.epilogues import p_rstd
 from runner.kernels.values import OPTIONS, Squares, cdiv, has_pdl, next_power_of_2, pdl_option, rstd_ref
 
 
-def add_normed_ref(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Tensor:
+def add_normed_ref(h: Tensor, y: Tensor, squares: Squares, gain: Tensor, scale: float = 1.0) -> Tensor:
     """The new h; see add_normed."""
-    return h + y * rstd_ref(squares)[:, None] * gain
+    return (h + y * rstd_ref(squares)[:, None] * gain) * scale
 
 
 @triton.jit
 def _add_normed(
-    h, y, y_parts, gain, parts, K, n_spans, inverse_size, eps,
+    h, y, y_parts, gain, parts, K, n_spans, inverse_size, eps, scale,
     PARTS: tl.constexpr, PADDED: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     span = tl.program_id(0)
@@ -40,13 +41,13 @@ def _add_normed(
         gdc_launch_dependents()
     factor = p_rstd(y_parts, row, row >= 0, inverse_size, eps, PARTS, PADDED)[:, None]
     scaled = tl.load(y + at, mask=ok, other=0.0).to(tl.float32) * factor * g
-    value = tl.load(h + at, mask=ok, other=0.0) + scaled
+    value = (tl.load(h + at, mask=ok, other=0.0) + scaled) * scale
     tl.store(h + at, value, mask=ok)
     tl.store(parts + row * n_spans + span, tl.sum(value * value, 1))
 
 
-def add_normed(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Squares:
-    """h += y / rms(y) * gain in place; returns the sums of squares of the new h, with the eps of `squares`.
+def add_normed(h: Tensor, y: Tensor, squares: Squares, gain: Tensor, scale: float = 1.0) -> Squares:
+    """h = (h + y / rms(y) * gain) * scale in place; returns the sums of the new h's squares, with the eps of `squares`.
 
     h: [M, K] float32, contiguous. y: the same shape, any float type. squares: of y. gain: [K] float32.
     """
@@ -59,7 +60,7 @@ def add_normed(h: Tensor, y: Tensor, squares: Squares, gain: Tensor) -> Squares:
     n_spans, pdl = cdiv(k, _SPAN), has_pdl(h)
     parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=h.device)
     _add_normed[(n_spans, n_rows)](
-        h, y, squares.parts, gain, parts, k, n_spans, 1.0 / squares.size, squares.eps,
+        h, y, squares.parts, gain, parts, k, n_spans, 1.0 / squares.size, squares.eps, scale,
         PARTS=n_parts, PADDED=next_power_of_2(n_parts), SPAN=_SPAN, PDL=pdl,
         num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -75,7 +76,7 @@ def variants() -> Iterator[Variant]:
         kernel=_add_normed,
         signature={
             "h": "*fp32", "y": "*fp32", "y_parts": "*fp32", "gain": "*fp32", "parts": "*fp32", "K": "i32:16",
-            "n_spans": "i32", "inverse_size": "fp32", "eps": "fp32",
+            "n_spans": "i32", "inverse_size": "fp32", "eps": "fp32", "scale": "fp32",
         },
         constants={"PARTS": 512, "PADDED": 512, "SPAN": _SPAN},
         num_warps=_WARPS,

@@ -116,9 +116,9 @@ def _add_parts(
     ZERO: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr, NVIDIA: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """norm: of the only part, its squares, 1 / size, eps and its gain. NORM: how many squares, and the power of 2 for
-    them; 0: there is none. words, notes: those of Int8Fragments; or, with COLUMNS of 0, the levels and the scales of
-    Int8Blocks, which has n_scales rows. WHOLE: K is a multiple of 256."""
+    """norm: of the only part, its squares, 1 / size, eps and its gain, and what the new h is multiplied by. NORM: how
+    many squares, and the power of 2 for them; 0: there is none. words, notes: those of Int8Fragments; or, with COLUMNS
+    of 0, the levels and the scales of Int8Blocks, which has n_scales rows. WHOLE: K is a multiple of 256."""
     span, row = tl.program_id(0), tl.program_id(1)
     places = span_places()
     k = span * 256 + places
@@ -131,7 +131,7 @@ def _add_parts(
     if HAS_BIAS:
         b = _read(bias + k, ok, WHOLE).to(tl.float32)
     if NORM[0] > 0:
-        squares, inverse_size, eps, after = norm
+        squares, inverse_size, eps, after, scale = norm
         after_there = _read(after + k, ok, WHOLE)
     if PDL:
         if EARLY:  # see docs/KERNELS.md, "When the next kernel begins"
@@ -145,6 +145,7 @@ def _add_parts(
         rows = row + tl.arange(0, 1)
         y = _read(parts + at_parts, ok, WHOLE)
         v += y * p_rstd(squares, rows, rows >= 0, inverse_size, eps, NORM[0], NORM[1])[:, None] * after_there
+        v *= scale
     else:
         for first in tl.static_range(0, PARTS, 8):
             v = _added(v, parts + at_parts + first * K, K, ok, min(8, PARTS - first), WHOLE)
@@ -178,20 +179,20 @@ def add_parts(
 
 
 def add_normed_for(
-    h: Tensor, y: Tensor, squares: Squares, gain: Tensor, reader: Reader
+    h: Tensor, y: Tensor, squares: Squares, gain: Tensor, reader: Reader, scale: float = 1.0
 ) -> tuple[Tensor, Int8Fragments | Int8Blocks]:
-    """h += y / rms(y) * gain in place; returns what add_parts does.
+    """h = (h + y / rms(y) * gain) * scale in place; returns what add_parts does.
 
     h: as for add_parts. y: [M, K] float32. squares: of y. gain: [K] float32.
     """
     assert (len(squares.parts), squares.size) == tuple(h.shape)
     assert squares.parts.is_contiguous()
     assert gain.shape == h.shape[1:]
-    return _launch(h, y[:, None], None, (squares, gain), reader)
+    return _launch(h, y[:, None], None, (squares, gain, scale), reader)
 
 
 def _launch(
-    h: Tensor, parts: Tensor | None, bias: Tensor | None, norm: tuple[Squares, Tensor] | None, reader: Reader
+    h: Tensor, parts: Tensor | None, bias: Tensor | None, norm: tuple[Squares, Tensor, float] | None, reader: Reader
 ) -> tuple[Tensor, Int8Fragments | Int8Blocks]:
     (n_rows, k), n_parts = h.shape, 0 if parts is None else parts.shape[1]
     assert parts is None or parts.shape == (n_rows, n_parts, k)
@@ -200,10 +201,10 @@ def _launch(
     assert reader.w.shape[1] == k
     words, notes = (empty_blocks if reader.in_blocks else empty_fragments)(n_rows, k, h.device)
     sums = torch.empty(n_rows, cdiv(k, SPAN), dtype=torch.float32, device=h.device)
-    of_norm, n_squares = (h, 0.0, 0.0, h), 0
+    of_norm, n_squares = (h, 0.0, 0.0, h, 1.0), 0
     if norm is not None:
-        squares, after = norm
-        of_norm, n_squares = (squares.parts, 1.0 / squares.size, squares.eps, after), squares.parts.shape[1]
+        squares, after, scale = norm
+        of_norm, n_squares = (squares.parts, 1.0 / squares.size, squares.eps, after, scale), squares.parts.shape[1]
     pdl = has_pdl(h)
     _add_parts[(cdiv(k, SPAN), n_rows)](
         h, h if parts is None else parts, h if bias is None else bias, of_norm,
@@ -276,7 +277,7 @@ def variants() -> Iterator[Variant]:
             name=f"add_parts {name}",
             kernel=_add_parts,
             signature={
-                "h": "*fp32", "parts": "*fp32", "bias": "*fp32", "norm": ("*fp32", "fp32", "fp32", "*fp32"),
+                "h": "*fp32", "parts": "*fp32", "bias": "*fp32", "norm": ("*fp32", "fp32", "fp32", "*fp32", "fp32"),
                 "gain": "*fp32", "signs": "*fp32", "words": "*i8", "notes": "*fp32", "sums": "*fp32",
                 "K": "i32:16", "n_scales": "i32",
             },

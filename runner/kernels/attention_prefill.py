@@ -161,7 +161,7 @@ def attend_prompt(
         H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d, ROWS=rows,
         TILE=tile_positions(block_d, kind, _MOST_OF_TILE), SPLITS=n_splits, TYPE=TYPES[kind],
         BRANCHES=not torch.version.hip, NVIDIA=is_nvidia(q),
-        num_warps=_WARPS, num_stages=_STAGES_HOPPER if is_hopper(q) else _STAGES, **OPTIONS,
+        num_warps=_warps(block_d), num_stages=_stages(block_d, kind, is_hopper=is_hopper(q)), **OPTIONS,
     )  # fmt: skip
     return found
 
@@ -169,6 +169,18 @@ def attend_prompt(
 def _rows(block_d: int, kind: torch.dtype) -> int:
     """Of a program: as many as leave room in shared memory beside their queries."""
     return min(_MOST_ROWS, _QUERY_BYTES // (block_d * kind.itemsize))
+
+
+def _warps(block_d: int) -> int:
+    """Heads of 512 are too wide for the registers of four."""
+    return 8 if block_d > 256 else 4
+
+
+def _stages(block_d: int, kind: torch.dtype, *, is_hopper: bool) -> int:
+    """One where a tile of keys is larger than others are, so that it fits every GPU's shared memory."""
+    if block_d * kind.itemsize > 1024:
+        return 1
+    return _STAGES_HOPPER if is_hopper else _STAGES
 
 
 def _n_splits(n_programs: int, n_positions: int | None) -> int:
@@ -189,7 +201,7 @@ def _n_splits(n_programs: int, n_positions: int | None) -> int:
 # H100, H 32, G 8, D 128, us: 4096 rows 328, where torch's flash attention takes 503; 1024 rows after 8000 positions 314
 # and 424, 64 rows after 500 and 8000 10 and 28, 13 and 40. Two stages take up to 25 % longer, 8 warps up to 2.2
 # times as long, 128 rows with 8 warps up to 16 % longer for many rows. docs/LOG.md has more.
-_MOST_ROWS, _WARPS, _STAGES = 64, 4, 2
+_MOST_ROWS, _STAGES = 64, 2
 _QUERY_BYTES: Final = 1 << 15  # RTX 40 and 50 have 99 KiB, and a tile of keys and of values waits beside
 _STAGES_HOPPER: Final = 3  # for which other GPUs may have no memory
 _MOST_OF_TILE: Final = 64  # positions
@@ -209,6 +221,10 @@ def variants() -> Iterator[Variant]:
         ("int8 d128", "*i8", (32, 8, 128), False, 1, None),
         ("bf16 d256", "*bf16", (4, 1, 256), False, 1, None),
         ("bf16 d256 on Hopper", "*bf16", (4, 1, 256), False, 1, "sm_90"),
+        ("fp32 d512", "*fp32", (32, 4, 512), False, 1, None),
+        ("bf16 d512", "*bf16", (32, 4, 512), False, 1, None),
+        ("bf16 d512 on Hopper", "*bf16", (32, 4, 512), False, 1, "sm_90"),
+        ("int8 d512", "*i8", (32, 4, 512), False, 1, None),
     ):
         block_d, kind = next_power_of_2(d), "*fp32" if form == "*fp32" else "*bf16"
         dtype = torch.float32 if form == "*fp32" else torch.bfloat16
@@ -227,8 +243,8 @@ def variants() -> Iterator[Variant]:
                 "BRANCHES": False, "NVIDIA": False,
             },
             nvidia_constants={"BRANCHES": True, "NVIDIA": True},
-            num_warps=_WARPS,
-            num_stages=_STAGES if target is None else _STAGES_HOPPER,
+            num_warps=_warps(block_d),
+            num_stages=_stages(block_d, dtype, is_hopper=target is not None),
             is_decode=False,
             only_target=target,
         )  # fmt: skip

@@ -83,6 +83,12 @@ def p_gate(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def p_capped(value, cap):
+    """cap * tanh(value / cap)."""
+    return cap * (2.0 * tl.sigmoid(2.0 * value / cap) - 1.0)
+
+
+@triton.jit
 def p_store(pointer, value, rows, row_ok, n, n_ok, width):
     offset = rows[:, None].to(tl.int64) * width + n[None, :]
     tl.store(pointer + offset, value.to(pointer.dtype.element_ty), mask=row_ok[:, None] & n_ok[None, :])
@@ -176,6 +182,19 @@ def logits(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
     """
     out, width, norm, bias, maxima, arguments, sums, n_tiles = args
     lo, hi = p_scaled(lo, hi, rows, row_ok, n, n2, n_ok, norm, bias, CONFIG)
+    _store_logits(lo, rows, row_ok, n, n_ok, tile, out, width, maxima, arguments, sums, n_tiles)
+
+
+@triton.jit
+def capped_logits(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
+    """The same of cap * tanh(logits / cap) (Gemma 4). args: ..., cap."""
+    out, width, norm, bias, maxima, arguments, sums, n_tiles, cap = args
+    lo, hi = p_scaled(lo, hi, rows, row_ok, n, n2, n_ok, norm, bias, CONFIG)
+    _store_logits(p_capped(lo, cap), rows, row_ok, n, n_ok, tile, out, width, maxima, arguments, sums, n_tiles)
+
+
+@triton.jit
+def _store_logits(lo, rows, row_ok, n, n_ok, tile, out, width, maxima, arguments, sums, n_tiles):
     p_store(out, lo, rows, row_ok, n, n_ok, width)
     z = tl.where(n_ok[None, :], lo, -float("inf"))
     is_nan = tl.max((z != z).to(tl.int32), 1) > 0
@@ -190,7 +209,7 @@ def logits(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
 
 # --- norms apart -----------------------------------------------------------------------------------------------------
 
-_NORMED = (store, store_squares, add_residual, gate, logits)
+_NORMED = (store, store_squares, add_residual, gate, logits, capped_logits)
 
 
 def norm_apart(
@@ -261,6 +280,7 @@ def signature(program: Any, dtype: str) -> tuple[Any, ...]:
         store_squares: ("*fp32", "i32"),
         add_residual: ("*fp32", "i32"),
         logits: ("*fp32", "*i32", "*fp32", "i32"),
+        capped_logits: ("*fp32", "*i32", "*fp32", "i32", "fp32"),
     }
-    out = "*fp32" if program in (add_residual, add_stream, logits) else dtype
+    out = "*fp32" if program in (add_residual, add_stream, logits, capped_logits) else dtype
     return (out, "i32", _NORM, out, *tiles[program])

@@ -147,6 +147,7 @@ def variants() -> Iterator[Variant]:
         (epilogues.store, "bf16", (512, 512, False), 256),
         (epilogues.add_residual, "bf16", (0, 0, True), 256),
         (epilogues.logits, "bf16", (512, 512, False), 512),
+        (epilogues.capped_logits, "bf16", (512, 512, False), 512),
         (epilogues.add_residual, "fp32", (0, 0, True), 1024),
     ):
         is_small, is_large = form == "bf16", n_tiles == 512

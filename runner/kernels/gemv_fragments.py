@@ -416,6 +416,7 @@ def variants() -> Iterator[Variant]:
         ("mq4-uniform", epilogues.add_stream, 16, 0, 256, 64),
         ("mq4-uniform", epilogues.gate, 8, 14336, 1792, 64),
         ("mq6", epilogues.logits, 8, 0, 8016, 64),
+        ("mq6", epilogues.capped_logits, 8, 0, 16384, 84),
     ):
         is_part, blocks = program is epilogues.store_part, -(-rows // BLOCK)
         is_branch = program in (epilogues.store_part, epilogues.add_stream)

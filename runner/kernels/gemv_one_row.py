@@ -154,6 +154,7 @@ def variants() -> Iterator[Variant]:
         ("mq4-uniform", epilogues.add_stream, 0, 256, 64),
         ("mq4-uniform", epilogues.gate, 14336, 1792, 64),
         ("mq6", epilogues.logits, 0, 8016, 64),
+        ("mq6", epilogues.capped_logits, 0, 16384, 84),
     ):
         is_part = program is epilogues.store_part
         is_branch = program in (epilogues.store_part, epilogues.add_stream, epilogues.store_squares)

@@ -129,6 +129,7 @@ def variants() -> Iterator[Variant]:
         ("mq4", epilogues.gate, 4, 14336, (512, 512, False, 0)),
         ("mq4-uniform", epilogues.add_residual, 4, 0, (0, 0, False)),
         ("mq6", epilogues.logits, 1, 0, (512, 512, False)),
+        ("mq6", epilogues.capped_logits, 1, 0, (512, 512, False)),
         ("mq8", epilogues.store, 4, 0, (512, 512, True)),
     ):
         yield Variant(

@@ -1,6 +1,7 @@
 """From the product with the q, k and v weights to queries, and to keys and values in their places in the cache.
 
-Per head: an RMS norm where the model has one, the rotary positions, for queries what they grow by, one rounding. What
+Per head: an RMS norm where the model has one, the rotary positions, for queries what they grow by, one rounding; values
+have a norm without gains, or none, and are the keys' columns where a model has none of their own (Gemma 4). What
 that is for a few heads at once are functions that attention_decode.py calls too; place_heads is for prompts. A program
 of it is one head of a few rows, none of which sees the others. It knows no weights and computes no angles.
 """
@@ -32,11 +33,13 @@ class Heads:
     """What queries, keys and values of M rows are made of, for H query heads of D elements and G kv heads.
 
     qkv: [M, W], contiguous: the heads of q, of k, of v, and behind these (H + 2 G) * D columns what others read, if
-    anything; place_heads takes it in parts too, but for norm "row". cos, sin: [M, R/2] float32, R <= D even: the first
-    R elements of each head of q and k are rotated in pairs (i, i + R/2) (arXiv:2104.09864); R = 0 rotates nothing.
-    q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for "row", None for "none". eps: the norms'.
-    sums: for norm "row" the squares of every 16 columns of qkv, float32 [M, W / 16], where the product left them and D
-    is a multiple of 16; None where they are still to be made, as place_heads makes them in any case.
+    anything; place_heads takes it in parts too, but for norm "row". shares_keys: there are no heads of v, which are
+    those of k as they come; has_value_norm: each of v has an RMS norm without a gain (Gemma 4). cos, sin: [M, R/2]
+    float32, R <= D even: the first R elements of each head of q and k are rotated in pairs (i, i + R/2)
+    (arXiv:2104.09864); R = 0 rotates nothing. q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for
+    "row", None for "none". eps: the norms'. sums: for norm "row" the squares of every 16 columns of qkv, float32
+    [M, W / 16], where the product left them and D is a multiple of 16; None where they are still to be made, as
+    place_heads makes them in any case.
     growth: (beta, span): queries of position p are multiplied by 1 + beta * ln(1 + floor(p / span)) (Llama 4).
     """
 
@@ -50,6 +53,8 @@ class Heads:
     eps: float = 0.0
     sums: Tensor | None = None
     growth: tuple[float, int] | None = None
+    shares_keys: bool = False
+    has_value_norm: bool = False
 
     @property
     def width(self) -> int:
@@ -59,7 +64,7 @@ class Heads:
     def check(self, cache: LayerCache, start: Tensor) -> None:
         """Assert the shapes that the kernels rely on, with this cache and the position of the first row."""
         n_rows, half = self.cos.shape
-        n_all, d = self.num_heads + 2 * cache.num_kv_heads, cache.head_dim
+        n_all, d = self.num_heads + (1 if self.shares_keys else 2) * cache.num_kv_heads, cache.head_dim
         if isinstance(self.qkv, Parts):
             assert self.norm != "row"
             qkv = self.qkv.values
@@ -88,9 +93,10 @@ COLUMNS_OF_SUM: Final = 16
 
 def place_heads_ref(heads: Heads, cache: LayerCache, start: int) -> Tensor:
     """See place_heads; computed in the dtype of qkv, and `start` is a number."""
-    sizes = [heads.num_heads * cache.head_dim, *[cache.num_kv_heads * cache.head_dim] * 2]
+    n_q, n_k = heads.num_heads * cache.head_dim, cache.num_kv_heads * cache.head_dim
     qkv = put_together_ref(heads.qkv) if isinstance(heads.qkv, Parts) else heads.qkv
-    q, k, v = qkv[:, : sum(sizes)].split(sizes, dim=1)
+    q, k = qkv[:, :n_q], qkv[:, n_q : n_q + n_k]
+    v = k if heads.shares_keys else qkv[:, n_q + n_k : n_q + 2 * n_k]
     q, k = (
         _turned_ref(_normed_ref(x, gain, heads.norm, heads.eps, cache.head_dim), heads.cos, heads.sin)
         for x, gain in ((q, heads.q_gain), (k, heads.k_gain))
@@ -100,6 +106,8 @@ def place_heads_ref(heads: Heads, cache: LayerCache, start: int) -> Tensor:
         positions = torch.arange(start, start + len(q), device=q.device)
         q = q * (1 + beta * torch.log1p((positions // span).to(q.dtype)))[:, None, None]
     v = v.unflatten(1, (-1, cache.head_dim))
+    if heads.has_value_norm:
+        v = _rms_norm(v, v.new_ones(()), heads.eps)
     write_ref(cache, start, k.transpose(0, 1), v.transpose(0, 1))
     return q
 
@@ -246,6 +254,14 @@ def turned(loaded, turns, rstd, eps, D: tl.constexpr, HALF: tl.constexpr, NORM: 
 
 
 @triton.jit
+def normed_values(value, eps, D: tl.constexpr, NORMED: tl.constexpr):
+    """Heads of values of D elements [R, BLOCK] float32, 0 behind them, normed if they are."""
+    if NORMED:
+        value *= tl.rsqrt(tl.sum(value * value, 1) * (1.0 / D) + eps)[:, None]
+    return value
+
+
+@triton.jit
 def append(value, ok, kept, kept_scale, g, position, capacity, D: tl.constexpr, BLOCK: tl.constexpr):
     """Heads value [R, BLOCK] to their positions [R] in the cache, of kv head g; nothing is written beyond its capacity.
 
@@ -279,19 +295,22 @@ def _place_heads(
     qkv, norm, bias, cos, sin, q_gain, k_gain, start, q, keys, values, key_scale, value_scale, n_rows, capacity, eps,
     beta, span,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr,
-    NORMED: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr,
-    PDL: tl.constexpr,
+    NORMED: tl.constexpr, SHARES: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_ROW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """WIDTH: of a row of qkv. PARTS: of the product, 0 if it is whole. norm: of a product in parts, the squares,
-    1 / size and eps, and NORMED how many squares, and the power of 2 for them; 0: there is none. bias: of one in parts,
-    or None."""
+    """PARTS: of the product, 0 if it is whole. norm: of a product in parts, the squares, 1 / size and eps, and NORMED
+    how many squares, and the power of 2 for them; 0: there is none. bias: of one in parts, or None. SHARES: the heads
+    of v are those of k; VALUES: they are normed. WIDTH: of a row of qkv."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     n = tl.program_id(1)
     ok = m < n_rows
     row = qkv + m.to(tl.int64) * ((PARTS if PARTS > 0 else 1) * WIDTH)
-    head = row + n * D
+    column = n * D
+    if SHARES:
+        column = tl.where(n < H + G, n, n - G) * D
+    head = row + column
     if bias is not None:
-        bias += n * D
+        bias += column
     m_cos, m_sin = cos + m * HALF, sin + m * HALF
     position = tl.load(start) + m
     d = tl.arange(0, BLOCK)[None, :]
@@ -316,7 +335,7 @@ def _place_heads(
     else:
         factor = _begin(norm, m, ok, NORMED, PDL)
         value = _elements(head, d, ok[:, None] & (d < D), bias, factor, TYPE, PARTS, WIDTH).to(tl.float32)
-        append(value, ok, values, value_scale, n - H - G, position, capacity, D, BLOCK)
+        append(normed_values(value, eps, D, VALUES), ok, values, value_scale, n - H - G, position, capacity, D, BLOCK)
 
 
 def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
@@ -339,12 +358,14 @@ def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
         norm, n_squares = (squares.parts, 1.0 / squares.size, squares.eps), squares.parts.shape[1]
     beta, span = heads.growth or (None, None)
     q = torch.empty(n_rows, heads.num_heads, d, dtype=dtype, device=qkv.device)
-    _place_heads[(cdiv(n_rows, _ROWS), heads.num_heads + 2 * cache.num_kv_heads)](
+    rows = _rows(d)
+    _place_heads[(cdiv(n_rows, rows), heads.num_heads + 2 * cache.num_kv_heads)](
         qkv, norm, bias, heads.cos, heads.sin, heads.q_gain, heads.k_gain, start, q,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, heads.eps, beta, span,
         H=heads.num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=heads.norm, PARTS=n_parts,
-        NORMED=(n_squares, next_power_of_2(max(1, n_squares))), WIDTH=heads.width, ROWS=_ROWS,
-        BLOCK=next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW, PDL=pdl, num_warps=_WARPS,
+        NORMED=(n_squares, next_power_of_2(max(1, n_squares))), SHARES=heads.shares_keys,
+        VALUES=heads.has_value_norm, WIDTH=heads.width, ROWS=rows, BLOCK=next_power_of_2(d), BLOCK_ROW=_BLOCK_ROW,
+        PDL=pdl, num_warps=_WARPS,
         **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return q
@@ -352,7 +373,12 @@ def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
 
 # H200, 512 rows of 48 heads of 128: one row a program of one warp takes 30 us. A row of all heads is summed 128 at a
 # time, as in attention_decode.py.
-_ROWS, _BLOCK_ROW, _WARPS = 8, 128, 4
+_BLOCK_ROW, _WARPS = 128, 4
+
+
+def _rows(head_dim: int) -> int:
+    """Of a program; more of heads of 512 do not fit into registers where the product comes in parts."""
+    return 8 if head_dim <= 256 else 4
 
 
 def variants() -> Iterator[Variant]:
@@ -364,6 +390,9 @@ def variants() -> Iterator[Variant]:
         ("int8 d96 partial", "none", (24, 8, 96, 36), "*i8", 0),
         ("bf16 d128 not rotated", "none", (32, 8, 128, 0), "*bf16", 0),
         ("bf16 d128 that grow", "none", (32, 8, 128, 64), "*bf16", 0),
+        ("bf16 d256, values normed", "head", (32, 16, 256, 128), "*bf16", 0),
+        ("bf16 d512, values normed, of keys", "head", (32, 4, 512, 256), "*bf16", 0),
+        ("bf16 d512, values normed, of keys in parts", "head", (32, 4, 512, 256), "*bf16", 4),
     ):
         gain, scale = "*fp32" if norm != "none" else None, "*fp32" if form == "*i8" else None
         grows = name.endswith("that grow")
@@ -379,7 +408,8 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 **dict(zip(("H", "G", "D", "HALF"), heads, strict=True)), "NORM": norm, "PARTS": n_parts,
-                "NORMED": (16, 16) if n_parts else (0, 1), "WIDTH": (heads[0] + 2 * heads[1]) * heads[2], "ROWS": _ROWS,
+                "NORMED": (16, 16) if n_parts else (0, 1), "SHARES": "of keys" in name, "VALUES": "values" in name,
+                "WIDTH": (heads[0] + (1 if "of keys" in name else 2) * heads[1]) * heads[2], "ROWS": _rows(heads[2]),
                 "BLOCK": next_power_of_2(heads[2]), "BLOCK_ROW": _BLOCK_ROW,
             },
             has_pdl=True,

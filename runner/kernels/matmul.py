@@ -196,8 +196,11 @@ class Logits:
         return torch.logsumexp(self.maxima + self.sums.log(), 1)
 
 
-def linear_logits(x: Rows, w: Matrix, *, squares: Squares | None) -> Logits:
-    """The logits x @ w.T / rms, and what their tiles say of them: greedy decoding reads no logit again."""
+def linear_logits(x: Rows, w: Matrix, *, squares: Squares | None, cap: float | None = None) -> Logits:
+    """The logits x @ w.T / rms, and what their tiles say of them: greedy decoding reads no logit again.
+
+    cap: c, where they are c * tanh(logits / c).
+    """
     launch = product(x, w)
     n_rows, n_tiles, device = launch.num_rows, launch.n_tiles, _device(w)
     out = torch.empty(n_rows, w.shape[0], dtype=torch.float32, device=device)
@@ -206,7 +209,10 @@ def linear_logits(x: Rows, w: Matrix, *, squares: Squares | None) -> Logits:
     sums = torch.empty_like(maxima)
     norm, config = _norm(squares, out)
     args = (out, w.shape[0], norm, out, maxima, arguments, sums, n_tiles)
-    launch.run(epilogues.logits, args, (*config, False))
+    if cap is None:
+        launch.run(epilogues.logits, args, (*config, False))
+    else:
+        launch.run(epilogues.capped_logits, (*args, cap), (*config, False))
     return Logits(values=out, maxima=maxima, arguments=arguments, sums=sums)
 
 

@@ -404,10 +404,12 @@ def variants() -> Iterator[Variant]:
         ("combine d128", _combine, (32, 128), None, 0, out, {}),
         ("combine d64 with sinks", _combine, (64, 64), "*bf16", 0, out, {}),
         ("combine d128, whole rows", _combine, (32, 128), None, WHOLE_ROWS, out, {}),
+        ("combine d512", _combine, (32, 512), None, 0, out, {}),
         ("combine d256, gated", _combine, (16, 256), None, 0, out, {}),
         ("combine_fragments d128", _combine_int8, (32, 128), None, 0, rows, {"ZERO": 0, "COLUMNS": 1}),
         ("combine_fragments d128 M=8", _combine_int8, (32, 128), None, 0, rows, {"ZERO": 0, "COLUMNS": 8}),
         ("combine_fragments d64 M=8", _combine_int8, (32, 64), None, 0, rows, {"ZERO": 8, "COLUMNS": 8}),
+        ("combine_fragments d512 M=8", _combine_int8, (32, 512), None, 0, rows, {"ZERO": 0, "COLUMNS": 8}),
         ("combine_fragments d256, gated", _combine_int8, (16, 256), None, 0, rows, {"ZERO": 0, "COLUMNS": 1}),
         (
             "combine_blocks d128, whole rows",

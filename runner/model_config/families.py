@@ -20,20 +20,22 @@ class Family:
     "hidden_size / num_attention_heads". own_keys: what it reads beside the common keys. attention_bias: "key" reads
     the key for q, k, v and o, is_biased being its default; "qkv" always has it on q, k, v alone; "none" never has it.
     activation, qk_norm, has_sinks, norms, norm_offset, is_joined, is_gated: see ModelConfig. is_tied: when no key says
-    it. scales_embeddings: by sqrt(hidden_size), rounded. experts: see ExpertKeys. has_delta: layers may have a gated
-    delta net (delta.py). quant_methods: the compressed checkpoints that can be read. fixed: keys that may only have
-    that value.
+    it. scales_embeddings: by sqrt(hidden_size), rounded. attention_scale: of the scores; None where it follows from
+    head_dim or from a key. experts: see ExpertKeys. has_delta: layers may have a gated delta net (delta.py).
+    has_full_heads: the layers that are not sliding have heads of their own (heads.py). has_value_norm,
+    has_layer_scalars: see ModelConfig. quant_methods: the compressed checkpoints that can be read. fixed: keys that may
+    only have that value, or one of a tuple.
 
     window: which layers see `sliding_window` tokens, that being its default: "all" of them; "upper", those from
     max_window_layers on; "pattern", all but each window_every-th. Where they are among own_keys, layer_types says
-    otherwise, and without use_sliding_window no layer has it.
+    otherwise, and without use_sliding_window no layer has it. ends_full: the last layer never has it.
 
     rope, rope_theta: the rotary embedding of a config.json that says nothing of it. local_rope_theta: of the sliding
-    layers where they have their own. rope_names: its older names of kinds. partial_rotary: the default of
-    partial_rotary_factor; None where it is not read. rope_keys: of that object, what makes no difference here.
-    original_context: the default of original_max_position_embeddings. has_query_growth: the rope has
-    llama_4_scaling_beta. unrotated_every: each such layer is not rotated, unless no_rope_layers or
-    no_rope_layer_interval says otherwise; None where all are.
+    layers where they have their own. rope_names: its older names of kinds. has_proportional_rope: it
+    knows that kind. partial_rotary: the default of partial_rotary_factor; None where it is not read (proportional has
+    it always). rope_keys: of that object, what makes no difference here. original_context: the default of
+    original_max_position_embeddings. has_query_growth: the rope has llama_4_scaling_beta. unrotated_every: each such
+    layer is not rotated, unless no_rope_layers or no_rope_layer_interval says otherwise; None where all are.
     """
 
     architectures: tuple[str, ...]
@@ -50,18 +52,24 @@ class Family:
     is_gated: bool = False
     is_tied: bool = False
     scales_embeddings: bool = False
+    attention_scale: float | None = None
     experts: ExpertKeys | None = None
     has_delta: bool = False
+    has_full_heads: bool = False
+    has_value_norm: bool = False
+    has_layer_scalars: bool = False
     quant_methods: tuple[str, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
     rms_norm_eps: float = 1e-6
     window: Literal["none", "all", "upper", "pattern"] = "none"
     sliding_window: int | None = 4096
     window_every: int = 2
+    ends_full: bool = False
     rope: Mapping[str, Any] | None = None
     rope_theta: float = 10000.0
     local_rope_theta: float | None = None
     rope_names: Mapping[str, RopeKind] = field(default_factory=dict)
+    has_proportional_rope: bool = False
     partial_rotary: float | None = None
     rope_keys: frozenset[str] = frozenset()
     original_context: int | None = None
@@ -151,6 +159,12 @@ _GEMMA3 = _LLAMA | {
     "max_position_embeddings": 131072,
     "bos_token_id": 2,
     "eos_token_id": 1,
+}
+_GEMMA4 = _GEMMA3 | {
+    "vocab_size": 262144,
+    "num_hidden_layers": 30,
+    "global_head_dim": 512,
+    "hidden_size_per_layer_input": 256,
 }
 _PHI3 = _LLAMA | {
     "vocab_size": 32064,
@@ -372,6 +386,40 @@ FAMILIES: Mapping[str, Family] = {
         window_every=6,
         rope_theta=1000000.0,
         local_rope_theta=10000.0,
+    ),
+    "gemma4_text": Family(
+        architectures=("Gemma4ForCausalLM",),
+        defaults=_GEMMA4,
+        # Those of experts say nothing without enable_moe_block, nor those of inputs by layer where these have no size.
+        own_keys=_names(
+            "attention_bias sliding_window layer_types hidden_activation attention_k_eq_v global_head_dim "
+            "num_global_key_value_heads per_layer_config final_logit_softcapping use_bidirectional_attention "
+            "hidden_size_per_layer_input vocab_size_per_layer_input num_kv_shared_layers use_double_wide_mlp "
+            "enable_moe_block num_experts top_k_experts moe_intermediate_size"
+        ),
+        attention_bias="key",
+        activation="gelu_tanh",
+        qk_norm="head",
+        norms="around",
+        is_tied=True,
+        scales_embeddings=True,
+        attention_scale=1.0,
+        has_full_heads=True,
+        has_value_norm=True,
+        has_layer_scalars=True,
+        fixed={
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "enable_moe_block": False,
+            "use_bidirectional_attention": (None, "vision"),  # of the tokens of images alone, and none ever comes
+        },
+        window="pattern",
+        sliding_window=512,
+        window_every=6,
+        ends_full=True,
+        rope={"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+        local_rope_theta=10000.0,
+        has_proportional_rope=True,
     ),
     "phi3": Family(
         architectures=("Phi3ForCausalLM",),

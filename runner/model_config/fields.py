@@ -6,9 +6,11 @@ It knows no key by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from runner.errors import BadModelFile, UnsupportedModel
+
+_DIGITS: Final = 8  # of a layer's number
 
 OTHER_BACKEND = "A GGUF of it may run with --backend llamacpp."
 
@@ -48,6 +50,21 @@ def numbers(source: Mapping[str, Any], key: str, count: int, low: float, high: f
     if not isinstance(value, list) or len(value) != count:
         raise invalid(key, value, f"It must be a list of {count} numbers.")
     return tuple(number({key: item}, key, None, low, high) for item in value)
+
+
+def objects_of_layers(source: Mapping[str, Any], key: str) -> dict[int, Mapping[str, Any]] | None:
+    """What an object says of single layers, by their numbers, which may have zeros before them; None where it is not
+    there."""
+    value = source.get(key)
+    if value is None:
+        return None
+    hint = "It must be an object of objects, by the numbers of layers."
+    if not isinstance(value, Mapping):
+        raise invalid(key, value, hint)
+    for layer, one in value.items():
+        if not isinstance(one, Mapping) or not layer.isdecimal() or len(layer) > _DIGITS:
+            raise invalid(key, value, hint)
+    return {int(layer): one for layer, one in value.items()}
 
 
 def strings(source: Mapping[str, Any], key: str) -> list[str]:

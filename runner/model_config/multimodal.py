@@ -1,6 +1,6 @@
 """Takes the text model out of the config.json of a multimodal one, as if it stood alone.
 
-What the vision part computes is nobody's business here: no image ever comes.
+What the vision and the audio part compute is nobody's business here: neither images nor sounds ever come.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from runner.model_config.fields import invalid, is_off, strings, unsupported
 # which it has where none is named.
 _WHOLES: Final = {
     "gemma3": ("Gemma3ForConditionalGeneration", ("gemma3_text",)),
+    "gemma4": ("Gemma4ForConditionalGeneration", ("gemma4_text",)),
     "mistral3": ("Mistral3ForConditionalGeneration", ("mistral", "ministral3")),
     "qwen3_5": ("Qwen3_5ForConditionalGeneration", ("qwen3_5_text",)),
     "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", ("qwen3_5_moe_text",)),
@@ -42,8 +43,12 @@ _OF_IMAGES: Final = frozenset(
         "vision_feature_layer",
         "multimodal_projector_bias",
         "spatial_merge_size",
+        "vision_soft_tokens_per_image",
     ]
 )
+_OF_AUDIO: Final = {
+    "gemma4": frozenset({"audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index"})
+}
 
 
 def text_model_type(model_type: str) -> str:
@@ -67,6 +72,7 @@ def text_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text, Mapping):
         raise invalid("text_config", text, "It must be an object.")
     known = {"model_type", "architectures", "text_config", *_SHARED, *_OF_IMAGES, *INERT_KEYS}
+    known |= _OF_AUDIO.get(config["model_type"], frozenset())
     for key, value in config.items():
         if key not in known and not is_off(value):
             raise unsupported(key, value)

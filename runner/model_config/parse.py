@@ -1,7 +1,7 @@
 """config.json to ModelConfig, by the rules of transformers for each model_type; what we do not compute is refused.
 
-Rotary embeddings are rope.py's, windows windows.py's, delta nets delta.py's and experts experts.py's; the tables are in
-families.py.
+Rotary embeddings are rope.py's, windows windows.py's, heads of layers heads.py's, delta nets delta.py's and experts
+experts.py's; the tables are in families.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from runner.model_config.fields import (
     strings,
     unsupported,
 )
+from runner.model_config.heads import parse_full_heads
 from runner.model_config.multimodal import text_model
 from runner.model_config.rope import parse_query_growth, parse_ropes, parse_unrotated
 from runner.model_config.values import Activation, ModelConfig
@@ -58,7 +59,10 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
     hidden_size, max_positions = whole("hidden_size", 2**18), whole("max_position_embeddings", 2**26)
     head_dim = _head_dim(config, family, hidden_size, num_heads)
     window, sliding_layers = parse_window(config, family, num_layers)
-    ropes = parse_ropes(config, family, head_dim, max_positions)
+    full_layers = [layer for layer in range(num_layers) if layer not in sliding_layers]
+    full_heads = parse_full_heads(config, family, full_layers, num_heads)
+    full_head_dim = head_dim if full_heads is None else full_heads.head_dim
+    ropes = parse_ropes(config, family, head_dim, full_head_dim, max_positions)
     # Divided by what Granite multiplies branches by, the stream takes them as they are, and norms, which divide by its
     # size, give the same with an eps that is divided by the square.
     branch_factor = _multiplier(config, family, "residual_multiplier")
@@ -90,7 +94,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         eos_token_ids=_eos_token_ids(config, family),
         experts=parse_experts(config, family, num_layers),
         has_sinks=family.has_sinks,
-        rotary_dim=None if ropes["global"].dim == head_dim else ropes["global"].dim,
+        rotary_dim=None if ropes["global"].dim == full_head_dim else ropes["global"].dim,
         local_rope_theta=ropes["local"].theta if "local" in ropes else None,
         unrotated_layers=parse_unrotated(config, family, num_layers),
         attention_scale=_attention_scale(config, family, head_dim),
@@ -104,6 +108,10 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         embedding_factor=embedding_factor / branch_factor,
         rounds_embedding_factor=family.scales_embeddings,
         logit_factor=1 / _multiplier(config, family, "logits_scaling"),
+        logit_cap=_logit_cap(config, family),
+        full_heads=full_heads,
+        has_value_norm=family.has_value_norm,
+        has_layer_scalars=family.has_layer_scalars,
     )
 
 
@@ -130,8 +138,9 @@ def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
         if key in config and config[key] not in _ACTIVATIONS[family.activation]:
             raise unsupported(key, config[key])
     for key, value in family.fixed.items():
-        found = config.get(key, value)
-        if found != value and not (value is False and is_off(found)):
+        allowed = value if isinstance(value, tuple) else (value,)
+        found = config.get(key, family.defaults.get(key, allowed[0]))
+        if found not in allowed and not (value is False and is_off(found)):
             raise unsupported(key, found)
     _refuse_compression(config, family)
     known = COMMON_KEYS | INERT_KEYS | family.own_keys
@@ -189,14 +198,21 @@ def _multiplier(config: Mapping[str, Any], family: Family, key: str) -> float:
 
 
 def _attention_scale(config: Mapping[str, Any], family: Family, head_dim: int) -> float | None:
-    """Granite's attention_multiplier, or Gemma's 1 / sqrt(query_pre_attn_scalar), by default 256."""
+    """Granite's attention_multiplier, Gemma 3's 1 / sqrt(query_pre_attn_scalar), by default 256, or the family's."""
     if "attention_multiplier" in family.own_keys:
         scale = _multiplier(config, family, "attention_multiplier")
     elif "query_pre_attn_scalar" in family.own_keys:
         scale = number(config, "query_pre_attn_scalar", 256.0, 1e-6, 1e9) ** -0.5
     else:
-        return None
+        return family.attention_scale
     return None if scale == head_dim**-0.5 else scale
+
+
+def _logit_cap(config: Mapping[str, Any], family: Family) -> float | None:
+    key = "final_logit_softcapping"
+    if key not in family.own_keys or config.get(key) is None:
+        return None
+    return number(config, key, None, 1e-3, 1e9)
 
 
 def _eos_token_ids(config: Mapping[str, Any], family: Family) -> tuple[int, ...]:

@@ -19,17 +19,18 @@ _GLOBAL, _LOCAL = "full_attention", "sliding_attention"  # the layer types that 
 
 
 def parse_ropes(
-    config: Mapping[str, Any], family: Family, head_dim: int, max_position_embeddings: int
+    config: Mapping[str, Any], family: Family, head_dim: int, full_head_dim: int, max_position_embeddings: int
 ) -> dict[RopeName, Rope]:
     """The rotary embedding of the model, and that of its sliding layers where the family gives them their own.
 
+    head_dim: of the sliding layers' heads; full_head_dim: of those of the others, which may be the same.
     Raises UnsupportedModel, naming the key, for what we do not compute, and BadModelFile for values that make no sense.
     """
-    read = _Reader(config, family, head_dim, max_position_embeddings)
+    full, sliding = (_Reader(config, family, dim, max_position_embeddings) for dim in (full_head_dim, head_dim))
     if family.local_rope_theta is not None:
-        return _two(read, config, family.rope_theta, family.local_rope_theta)
+        return _two(full, sliding, config, family)
     name, found = _found(config, family)
-    return {"global": read.rope(name, found, "rope_theta", family.rope_theta)}
+    return {"global": full.rope(name, found, "rope_theta", family.rope_theta)}
 
 
 def parse_query_growth(config: Mapping[str, Any], family: Family, max_position_embeddings: int) -> QueryGrowth | None:
@@ -55,20 +56,23 @@ def parse_unrotated(config: Mapping[str, Any], family: Family, num_layers: int) 
     return tuple(layer for layer in range(num_layers) if not listed[layer])
 
 
-def _two(read: _Reader, config: Mapping[str, Any], theta: float, local_theta: float) -> dict[RopeName, Rope]:
+def _two(full: _Reader, sliding: _Reader, config: Mapping[str, Any], family: Family) -> dict[RopeName, Rope]:
     """The embeddings that rope_parameters has by type of layer; rope_scaling is that of the layers that see all."""
     parts = _object("rope_parameters", config.get("rope_parameters") or {})
     for key, value in parts.items():
         if key not in (_GLOBAL, _LOCAL) and not is_off(value):
             raise unsupported(f"rope_parameters.{key}", value)
     name, local_name = f"rope_parameters.{_GLOBAL}", f"rope_parameters.{_LOCAL}"
-    everywhere, sliding = (_object(f"rope_parameters.{key}", parts.get(key) or {}) for key in (_GLOBAL, _LOCAL))
+    everywhere = _object(name, parts.get(_GLOBAL) or family.rope or {})
     if config.get("rope_scaling"):
+        if family.rope is not None:  # Gemma 4 never had that key, and transformers passes it over
+            raise unsupported("rope_scaling", config["rope_scaling"])
         name, everywhere = "rope_scaling", {**everywhere, **_object("rope_scaling", config["rope_scaling"])}
-    local = read.rope(local_name, sliding, "rope_local_base_freq", local_theta)
+    theta, local_theta = family.rope_theta, family.local_rope_theta
+    local = sliding.rope(local_name, _object(local_name, parts.get(_LOCAL) or {}), "rope_local_base_freq", local_theta)
     if local.scaling is not None:
         raise unsupported(f"{local_name}.rope_type", local.scaling.kind)
-    return {"global": read.rope(name, everywhere, "rope_theta", theta), "local": local}
+    return {"global": full.rope(name, everywhere, "rope_theta", theta), "local": local}
 
 
 def _found(config: Mapping[str, Any], family: Family) -> tuple[str, Mapping[str, Any]]:
@@ -91,14 +95,14 @@ def _object(name: str, value: object) -> Mapping[str, Any]:
 
 
 class _Reader:
-    """What is common to the rotary embeddings of one config.json."""
+    """What is common to the rotary embeddings of one config.json for heads of one size."""
 
     def __init__(self, config: Mapping[str, Any], family: Family, head_dim: int, max_position_embeddings: int) -> None:
         self._config, self._family = config, family
         self._head_dim, self._max_positions = head_dim, max_position_embeddings
         self._known = ROPE_KEYS | family.rope_keys | (GROWTH_KEYS if family.has_query_growth else frozenset())
 
-    def rope(self, name: str, rope: Mapping[str, Any], outer_theta: str, default_theta: float) -> Rope:
+    def rope(self, name: str, rope: Mapping[str, Any], outer_theta: str, default_theta: float | None) -> Rope:
         """The embedding of the object `rope`, which the config calls `name`.
 
         outer_theta: the key of its base outside of the object, where older configs have it.
@@ -110,8 +114,8 @@ class _Reader:
             theta = number(rope, "rope_theta", default_theta, _LEAST_THETA, 1e15)
         else:
             theta = number(self._config, outer_theta, default_theta, _LEAST_THETA, 1e15)
-        dim = self._dim(name, rope)
         kind = self._kind(name, rope)
+        dim = self._head_dim if kind == "proportional" else self._dim(name, rope)
         if kind is None:
             return Rope(theta=theta, scaling=None, dim=dim)
         original = _original(self._config, self._family, rope, self._max_positions)
@@ -122,7 +126,7 @@ class _Reader:
         if found == "default":
             return None
         kind = self._family.rope_names.get(found, found) if isinstance(found, str) else found
-        if kind not in _KINDS:
+        if kind not in _KINDS or (kind == "proportional" and not self._family.has_proportional_rope):
             raise unsupported(f"{name}.rope_type", found)
         return cast(RopeKind, kind)
 
@@ -145,9 +149,10 @@ def _scaling(kind: RopeKind, rope: Mapping[str, Any], original: int, max_positio
     if kind in ("yarn", "longrope") and rope.get("factor") is None:
         factor = max_positions / original
     else:
-        factor = number(rope, "factor", None, 1e-3, 1e6)
-    if kind == "linear":
-        return RopeScaling(kind=kind, factor=factor, original_max_position_embeddings=original)
+        factor = number(rope, "factor", 1.0 if kind == "proportional" else None, 1e-3, 1e6)
+    if kind in ("linear", "proportional"):
+        share = 1.0 if kind == "linear" else number(rope, "partial_rotary_factor", 1.0, 0.0, 1.0)
+        return RopeScaling(kind=kind, factor=factor, original_max_position_embeddings=original, share=share)
     if kind == "llama3":
         return _llama3(rope, factor, original)
     if kind == "longrope":

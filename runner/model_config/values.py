@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-RopeKind = Literal["linear", "llama3", "yarn", "longrope"]
+RopeKind = Literal["linear", "llama3", "yarn", "longrope", "proportional"]
 RopeName = Literal["global", "local", "none"]
 Routing = Literal["softmax_topk", "topk_softmax"]
 ExpertActivation = Literal["silu", "clamped_swiglu"]
@@ -22,7 +22,8 @@ class RopeScaling:
     original_max_position_embeddings / low_freq_factor and / high_freq_factor. yarn (arXiv:2309.00071): a ramp over the
     dimensions between beta_fast and beta_slow rotations, its ends rounded outwards with truncate; attention_factor
     multiplies cos and sin. longrope (arXiv:2402.13753): each frequency divided by its own factor, of long_factors where
-    the context is longer than original_max_position_embeddings, else of short_factors.
+    the context is longer than original_max_position_embeddings, else of short_factors. proportional (Gemma 4): linear,
+    and of all frequencies only the first `share` are not 0.
     """
 
     kind: RopeKind
@@ -36,6 +37,7 @@ class RopeScaling:
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,28 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadSizes:
+    """The heads of one layer: num_kv_heads of keys and as many of values, of head_dim elements like those of queries.
+
+    shares_projection: values are made of what keys are made of, and there is no v_proj (Gemma 4).
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    shares_projection: bool = False
+
+    @property
+    def keys_size(self) -> int:
+        """Keys of a token, and as many elements of values."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def projected_size(self) -> int:
+        """Rows of k_proj and v_proj."""
+        return self.keys_size * (1 if self.shares_projection else 2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts.
 
@@ -136,9 +160,12 @@ class ModelConfig:
     an RMSNorm before them, after them or both; norm_offset: what is added to the weights of all norms (1 in Gemma).
     is_joined: checkpoints have q, k and v in one matrix, and gate and up in another (Phi-3). embedding_factor: what
     embeddings are multiplied by, rounded to the type of the weights where rounds_embedding_factor (Gemma).
-    logit_factor: what logits are, in the gain of the last norm. Where a family multiplies what branches add (Granite),
-    the residual stream is divided by that, as rms_norm_eps, by its square, and embedding_factor are. eos_token_ids:
-    every id that config.json names, in its order.
+    logit_factor: what logits are, in the gain of the last norm. logit_cap: c, where logits are c * tanh(logits / c).
+    full_heads: of the layers that are not sliding, where they have their own. has_value_norm: an RMSNorm without
+    weights on each head of v. has_layer_scalars: what comes out of a layer is multiplied by a number (Gemma 4).
+
+    Where a family multiplies what branches add (Granite), the residual stream is divided by that, as rms_norm_eps, by
+    its square, and embedding_factor are. eos_token_ids: every id that config.json names, in its order.
     """
 
     model_type: str
@@ -178,16 +205,29 @@ class ModelConfig:
     embedding_factor: float = 1.0
     rounds_embedding_factor: bool = False
     logit_factor: float = 1.0
+    logit_cap: float | None = None
+    full_heads: HeadSizes | None = None
+    has_value_norm: bool = False
+    has_layer_scalars: bool = False
 
     @property
     def num_norms(self) -> int:
         """RMSNorms of hidden_size in a layer."""
         return 4 if self.norms == "around" else 2
 
-    @property
-    def queries_size(self) -> int:
+    def heads(self, layer: int) -> HeadSizes:
+        """Of this layer's attention."""
+        if self.full_heads is not None and layer not in self.sliding_layers:
+            return self.full_heads
+        return HeadSizes(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+
+    def queries_size(self, layer: int) -> int:
         """Rows of q_proj."""
-        return self.num_heads * self.head_dim * (2 if self.is_gated else 1)
+        return self.num_heads * self.heads(layer).head_dim * (2 if self.is_gated else 1)
+
+    def qkv_size(self, layer: int) -> int:
+        """Rows of q_proj, k_proj and v_proj."""
+        return self.queries_size(layer) + self.heads(layer).projected_size
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -206,10 +246,11 @@ class ModelConfig:
     def ropes(self) -> dict[RopeName, Rope]:
         """The rotary embeddings of the model: "local" is that of its sliding layers, where they have their own, and
         "none" turns nothing."""
-        dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        full = self.head_dim if self.full_heads is None else self.full_heads.head_dim
+        dim, local_dim = (full, self.head_dim) if self.rotary_dim is None else (self.rotary_dim, self.rotary_dim)
         found: dict[RopeName, Rope] = {"global": Rope(theta=self.rope_theta, scaling=self.rope_scaling, dim=dim)}
         if self.local_rope_theta is not None:
-            found["local"] = Rope(theta=self.local_rope_theta, scaling=None, dim=dim)
+            found["local"] = Rope(theta=self.local_rope_theta, scaling=None, dim=local_dim)
         if self.unrotated_layers:
             found["none"] = Rope(theta=self.rope_theta, scaling=None, dim=0)
         return found
@@ -226,20 +267,25 @@ class ModelConfig:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Weights of the model, exactly; tied embeddings are counted once."""
+    """Weights of the model, exactly; tied embeddings are counted once, and the scalars of layers are none."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = hidden * (config.queries_size + q_size + 2 * kv_size)
-    attention += (config.queries_size + 2 * kv_size) if config.attention_bias else 0
-    attention += hidden if config.attention_output_bias else 0
-    attention += {"none": 0, "head": 2 * config.head_dim, "row": q_size + kv_size}[config.qk_norm]
-    attention += config.num_heads if config.has_sinks else 0
     mlp = 3 * hidden * intermediate + (2 * intermediate + hidden if config.mlp_bias else 0)
     sparse = config.experts.layers if config.experts else ()
     mlps = (config.num_layers - len(sparse)) * mlp + len(sparse) * _mixture(config)
     embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    mixers = len(config.attention_layers) * attention + _delta_nets(config)
+    mixers = sum(_attention(config, layer) for layer in config.attention_layers) + _delta_nets(config)
     return embeddings + mixers + config.num_layers * config.num_norms * hidden + mlps + hidden
+
+
+def _attention(config: ModelConfig, layer: int) -> int:
+    """Weights of one layer's attention."""
+    heads = config.heads(layer)
+    q_size, qkv_size = config.num_heads * heads.head_dim, config.qkv_size(layer)
+    weights = config.hidden_size * (qkv_size + q_size)
+    weights += qkv_size if config.attention_bias else 0
+    weights += config.hidden_size if config.attention_output_bias else 0
+    weights += {"none": 0, "head": 2 * heads.head_dim, "row": q_size + heads.keys_size}[config.qk_norm]
+    return weights + (config.num_heads if config.has_sinks else 0)
 
 
 def _delta_nets(config: ModelConfig) -> int:

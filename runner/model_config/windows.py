@@ -23,6 +23,8 @@ def parse_window(config: Mapping[str, Any], family: Family, num_layers: int) -> 
     if "use_sliding_window" in family.own_keys and not flag(config, "use_sliding_window"):
         window = None
     layers = _layers(config, family, num_layers, window)
+    if family.ends_full:
+        layers = tuple(layer for layer in layers if layer != num_layers - 1)
     return (window, layers) if layers else (None, ())
 
 

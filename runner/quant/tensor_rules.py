@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.model_config import ModelConfig
+from runner.model_config import HeadSizes, ModelConfig
 
 OfAttention = Literal["query_rows", "queries", "keys", "qkv", "head", "heads"]
 OfDelta = Literal["channels", "one", "taps", "values", "value_heads", "value_head"]  # of a gated delta net
-Size = Literal["vocab", "hidden", "intermediate", "gate_up"] | OfAttention | OfDelta
+Size = Literal["vocab", "hidden", "intermediate", "gate_up", "number"] | OfAttention | OfDelta
 Condition = Callable[[ModelConfig], bool]
 Values = NDArray[np.float32]
 
@@ -47,6 +47,10 @@ def has_sinks(config: ModelConfig) -> bool:
     return config.has_sinks
 
 
+def has_layer_scalars(config: ModelConfig) -> bool:
+    return config.has_layer_scalars
+
+
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """What a GGUF has in place of a checkpoint's values, as a function of them, and the way back."""
@@ -60,11 +64,11 @@ class TensorRule:
     """One tensor: its name in the checkpoint, its name in the GGUF, its shape, and when it is there.
 
     "{layer}" in a name makes it one tensor a layer: linear_attn's are in the layers that have a delta net, self_attn's
-    in the others. shape: the checkpoint's; a GGUF has it without "one". rotary: the rows are heads of a rotary
-    embedding, whose order depends on the GGUF architecture. value_heads: what ends with the value heads of a delta net,
-    which a GGUF has in another order (tiled_order). changed: a GGUF has the weights of a norm with norm_offset added
-    ("norm"), and decays, negative, in place of their logarithms ("decay"). keeps_f32: small and sensitive (norms,
-    biases, convolutions), never quantized.
+    in the others, but no v_proj where values share the projection of keys. shape: the checkpoint's; a GGUF has it
+    without "one". rotary: the rows are heads of a rotary embedding, whose order depends on the GGUF architecture.
+    value_heads: what ends with the value heads of a delta net, which a GGUF has in another order (tiled_order).
+    changed: a GGUF has the weights of a norm with norm_offset added ("norm"), and decays, negative, in place of their
+    logarithms ("decay"). keeps_f32: small and sensitive (norms, biases, convolutions), never quantized.
     """
 
     source: str
@@ -86,6 +90,8 @@ class TensorRule:
     def is_in(self, layer: int, config: ModelConfig) -> bool:
         """Whether that layer has it, which has attention or a delta net."""
         has_delta = config.has_delta(layer)
+        if ".v_proj." in self.source and config.heads(layer).shares_projection:
+            return False
         return (".self_attn." if has_delta else ".linear_attn.") not in self.source
 
 
@@ -162,9 +168,10 @@ def plan(
 
 def tensors_of(architecture: Architecture, config: ModelConfig) -> tuple[PlannedTensor, ...]:
     """Every tensor that a model of this configuration has, in the order of a GGUF."""
-    sizes = _sizes(config)
+    sizes_of = {heads: _sizes(config, heads) for heads in {config.heads(layer) for layer in range(config.num_layers)}}
 
     def planned(rule: TensorRule, layer: int | None) -> PlannedTensor:
+        sizes = sizes_of[config.heads(layer or 0)]
         return PlannedTensor(
             source=rule.source.format(layer=layer),
             target=rule.target.format(layer=layer),
@@ -185,19 +192,21 @@ def tensors_of(architecture: Architecture, config: ModelConfig) -> tuple[Planned
     return (*whole, *layers)
 
 
-def _sizes(config: ModelConfig) -> dict[Size, int]:
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+def _sizes(config: ModelConfig, heads: HeadSizes) -> dict[Size, int]:
+    """Of the tensors outside of layers, and of those in a layer with such heads."""
+    queries, keys = config.num_heads * heads.head_dim, heads.keys_size
     found: dict[Size, int] = {
         "vocab": config.vocab_size,
         "hidden": config.hidden_size,
         "intermediate": config.intermediate_size,
         "gate_up": 2 * config.intermediate_size,
         "qkv": queries + 2 * keys,
-        "query_rows": config.queries_size,
+        "query_rows": 2 * queries if config.is_gated else queries,
         "queries": queries,
         "keys": keys,
-        "head": config.head_dim,
+        "head": heads.head_dim,
         "heads": config.num_heads,
+        "number": 1,
     }
     if (delta := config.delta) is not None:
         found |= {
@@ -217,7 +226,7 @@ def _row_order(
     if rule.value_heads == "rows":
         return _value_heads(rule.shape[0], config, sizes)
     if rule.rotary and architecture.interleaved_rotary:
-        return interleaved_order(sizes[rule.shape[0]] // config.head_dim, config.head_dim)
+        return interleaved_order(sizes[rule.shape[0]] // sizes["head"], sizes["head"])
     return None
 
 

@@ -17,25 +17,25 @@ T = TypeVar("T")
 
 # What goes before the text model's names, in two ways that occur, and what takes its place.
 _PREFIXES: Final = (("language_model.", ""), ("model.language_model.", "model."))
-_OF_IMAGES: Final = tuple(
-    f"{model}{part}" for model in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.", "visual.")
-)
+_OF_IMAGES: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
+_OF_MORE: Final = {"gemma4_text": ("embed_vision.", "audio_tower.", "embed_audio.")}
 
 
 def of_text_model(tensors: Mapping[str, T], model_type: str) -> dict[str, T]:
-    """`tensors` without those of the vision part, renamed, and without those of a head that drafts.
+    """`tensors` without those of the vision and the audio part, renamed, and without those of a head that drafts.
 
     model_type: the text model's. Raises BadModelFile when two have one name then.
     """
-    named = _named_alone(tensors) if model_type in PARTS_OF_WHOLES else tensors
+    named = _named_alone(tensors, model_type) if model_type in PARTS_OF_WHOLES else tensors
     heads = head_names(named.keys())
     return {name: tensor for name, tensor in named.items() if name not in heads}
 
 
-def _named_alone(tensors: Mapping[str, T]) -> dict[str, T]:
+def _named_alone(tensors: Mapping[str, T], model_type: str) -> dict[str, T]:
+    others = (*_OF_IMAGES, *_OF_MORE.get(model_type, ()))
     found: dict[str, T] = {}
     for name, tensor in tensors.items():
-        if name.startswith(_OF_IMAGES):
+        if name.removeprefix("model.").startswith(others):
             continue
         text_name = _renamed(name)
         if text_name in found:

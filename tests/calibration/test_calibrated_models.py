@@ -47,6 +47,7 @@ def make(source: Path, output: Path, text: Path | None = None, **more: Any) -> P
     [
         *itertools.product(("qwen3", "qwen2", "llama-biases", "mistral-window", "phi3"), ("online", "folded")),
         ("gemma3", "online"),
+        ("gemma4", "online"),
         ("olmo2", "online"),
         ("qwen3-5", "online"),
         ("smollm3", "online"),

@@ -17,7 +17,7 @@ from runner.types import CancelToken
 from tests.quant.mq.packed_models import opened, tiny
 
 
-@pytest.fixture(params=["qwen3", "gemma3", "phi3", "olmo2"])
+@pytest.fixture(params=["qwen3", "gemma3", "gemma4", "phi3", "olmo2"])
 def decoder(request: pytest.FixtureRequest, tmp_path: Path) -> Decoder:
     weights, config = opened(tiny(tmp_path / "model", request.param))
     return load_model(

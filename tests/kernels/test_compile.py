@@ -177,7 +177,7 @@ def test_butterflies_between_lanes_find_each_number_in_its_lane(made: Path) -> N
     files = ("rotate", "add_parts", "moe_route", "splits", "gates")
     variants = {name: code for file in files for name, code in intermediate(made, file).items()}
     codes = {name: code for name, code in variants.items() if "shfl.sync.bfly" in code}
-    assert len(codes) == 28
+    assert len(codes) == 29
     for name, code in codes.items():
         layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.MULTILINE))
         stages = [text for text in code.splitlines() if "shfl.sync.bfly" in text]
@@ -196,6 +196,7 @@ def test_butterflies_between_lanes_find_each_number_in_its_lane(made: Path) -> N
         ("bf16 d128 norm of heads", "bf16 d128 norm of heads M=16"),
         ("bf16 d128 norm of rows, their sums there", "bf16 d128 norm of rows, their sums there, M=16"),
         ("bf16 d256 norm of heads", "bf16 d256 norm of heads M=16"),
+        ("bf16 d512, values normed, of keys", "bf16 d512, values normed, of keys, M=16"),
     ],
 )
 def test_heads_are_normed_in_the_same_lanes_whatever_the_number_of_rows(
@@ -207,7 +208,7 @@ def test_heads_are_normed_in_the_same_lanes_whatever_the_number_of_rows(
     def lanes(variant: str) -> set[str]:
         code = codes[f"attention_decode {variant}"]
         layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.MULTILINE))
-        sums = re.findall(r"\}\) : \(tensor<(?:8|16)x(?:128|256)xf32, (#\w+)>\) -> ", code)  # or of their sums
+        sums = re.findall(r"\}\) : \(tensor<(?:8|16)x(?:128|256|512)xf32, (#\w+)>\) -> ", code)  # or of their sums
         return {layouts[layout] for layout in sums}
 
     assert len(lanes(fewer_rows)) == 1

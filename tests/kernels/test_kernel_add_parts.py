@@ -69,23 +69,23 @@ def test_the_new_stream_its_squares_and_its_rows_are_those_of_float64(
 
 
 @pytest.mark.parametrize(("m", "n_squares", "k", "rotation"), [(1, 7, 256, 256), (9, 48, 768, 64), (3, 72, 384, 128)])
-@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize(("in_blocks", "scale"), [(False, 1.0), (True, 1.0), (False, 0.3)])
 def test_behind_a_norm_too_whatever_the_number_of_rows(
-    m: int, n_squares: int, k: int, rotation: int, in_blocks: bool
+    m: int, n_squares: int, k: int, rotation: int, in_blocks: bool, scale: float
 ) -> None:
     h, y, gain = random(m, k), random(m, k, seed=2), random(k, seed=3)
     to = reader(k, rotation, in_blocks=in_blocks)
     of_y = Squares(parts=random(m, n_squares, seed=4).square(), size=k, eps=1e-3)
     factor = (of_y.parts.double().sum(1) / k + 1e-3).rsqrt()[:, None]
-    wanted = h.double() + y.double() * factor * gain.double()
+    wanted = (h.double() + y.double() * factor * gain.double()) * scale
     found = h.clone()
-    sums, rows = add_normed_for(found, y, of_y, gain, to)
+    sums, rows = add_normed_for(found, y, of_y, gain, to, scale)
     close(found, wanted)
     close(sums, squares_of_spans(wanted))
     assert is_what_the_reader_makes(rows, found, to)
     alone = h[-1:].clone()
     of_last = replace(of_y, parts=of_y.parts[-1:].contiguous())
-    sums_alone, rows_alone = add_normed_for(alone, y[-1:].contiguous(), of_last, gain, to)
+    sums_alone, rows_alone = add_normed_for(alone, y[-1:].contiguous(), of_last, gain, to, scale)
     for one, of_all in ((alone, found), (sums_alone, sums), (dense_rows(rows_alone), dense_rows(rows))):
         assert torch.equal(one, of_all[-1:])
 

@@ -66,10 +66,12 @@ class Case:
     has_sums: bool = False
     behind: int = 0
     growth: tuple[float, int] | None = None
+    is_of_gemma4: bool = False  # values are keys, and normed
 
     @property
     def qkv(self) -> Tensor:
-        return random(self.m, (self.h + 2 * self.g) * self.d + self.behind, seed=11, dtype=self.dtype)
+        width = (self.h + (1 if self.is_of_gemma4 else 2) * self.g) * self.d + self.behind
+        return random(self.m, width, seed=11, dtype=self.dtype)
 
     @property
     def sums(self) -> Tensor | None:
@@ -96,7 +98,9 @@ class Case:
         cos, sin = (angles[rows].contiguous() for angles in self.angles)
         sums = None if self.sums is None else self.sums[rows].contiguous()
         qkv = self.qkv[rows].contiguous()
-        return Heads(qkv=qkv, num_heads=self.h, cos=cos, sin=sin, sums=sums, growth=self.growth, **self.gains)
+        of_values = dict.fromkeys(("shares_keys", "has_value_norm"), self.is_of_gemma4)
+        more = {**self.gains, **of_values, "sums": sums, "growth": self.growth}
+        return Heads(qkv=qkv, num_heads=self.h, cos=cos, sin=sin, **more)
 
 
 def emptied(cache: LayerCache, start: int) -> LayerCache:
@@ -244,6 +248,19 @@ def test_columns_behind_the_heads_change_nothing() -> None:
     assert torch.equal(caches[0].values[:, :258], caches[1].values[:, :258])
 
 
+@pytest.mark.parametrize(("h", "g", "d", "kept"), [(6, 2, 18, "float32"), (4, 1, 512, "float32"), (6, 2, 18, "int8")])
+def test_values_that_are_keys_are_kept_and_attended_as_place_heads_keeps_them(
+    h: int, g: int, d: int, kept: str
+) -> None:
+    case = Case(h=h, g=g, d=d, r=d, m=3, norm="head", is_of_gemma4=True)
+    after, placed = (emptied(filled(kept, g, 61, 70, d), 61) for _ in range(2))
+    q = place_heads(case.heads(), placed, at(61))
+    found = case.attend(after, 61)
+    check_attention(found, exact(q, placed, 61, window=None, sinks=None, scale=0.3), sums=4e-6)
+    for one, other in zip(vars(after).values(), vars(placed).values(), strict=True):
+        assert one is None or torch.allclose(one.float(), other.float(), rtol=1e-6, atol=2e-6, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_nothing_is_put_beyond_the_capacity(dtype: torch.dtype) -> None:
     case = Case(h=2, g=2, d=18, r=18, m=4)
@@ -269,6 +286,7 @@ def test_nothing_is_put_beyond_the_capacity(dtype: torch.dtype) -> None:
         ("row", "bfloat16", None, 128, False, None),
         ("row", "bfloat16", None, 128, True, None),
         ("head", "int8", None, 128, False, None),
+        ("head", "bfloat16", None, 512, False, None),  # as Gemma 4 has them
     ],
 )
 def test_a_row_has_the_same_bits_whatever_the_number_of_rows(
@@ -276,7 +294,8 @@ def test_a_row_has_the_same_bits_whatever_the_number_of_rows(
 ) -> None:
     start = 250 if d == 18 else 58  # the rows' last positions lie in two splits
     dtype = torch.float32 if d == 18 else torch.bfloat16
-    case = Case(h=3, g=1, d=d, r=d, m=16, norm=norm, dtype=dtype, has_sums=has_sums, growth=growth)
+    form = {"has_sums": has_sums, "growth": growth, "is_of_gemma4": d == 512}
+    case = Case(h=3, g=1, d=d, r=d, m=16, norm=norm, dtype=dtype, **form)
     before = emptied(filled(kept, 1, start, 512, d), start)
     sinks, after = random(3), emptied(before, start)
     every = case.attend(after, start, window=window, sinks=sinks)

@@ -15,7 +15,7 @@ from runner.kernels.attention_prefill import attend_prompt
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import Splits, combine
 
-# H, G, D, M, start, window: a program has 64 rows, and 32 of float32 with heads of 256.
+# H, G, D, M, start, window: a program has 64 rows, and 32 of float32 with heads of 256, 16 with heads of 512.
 SHAPES = [
     (6, 2, 18, 1, 0, None),
     (4, 4, 12, 70, 0, None),
@@ -28,6 +28,7 @@ SHAPES = [
     (3, 1, 16, 70, 1100, None),  # splits of two tiles, six of them empty
     (2, 2, 16, 20, 1200, 1100),
     (2, 1, 256, 40, 10, None),
+    (2, 1, 512, 20, 10, None),
 ]
 KINDS = [
     ("float32", "float32"),

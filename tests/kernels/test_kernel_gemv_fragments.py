@@ -164,14 +164,15 @@ def test_pairs_of_rows_are_gated(form: str, activation: Activation, m: int, pair
     close(linear_gated_ref(x, w, activation, bias=bias, squares=squares, dtype=torch.float32), found.double(), 1e-5)
 
 
-@pytest.mark.parametrize("form", ["mq4", "mq6"])
-def test_logits_come_with_what_their_tiles_hold(form: str) -> None:
+@pytest.mark.parametrize(("form", "cap"), [("mq4", None), ("mq6", None), ("mq6", 2.0)])
+def test_logits_come_with_what_their_tiles_hold(form: str, cap: float | None) -> None:
     planes = packed(form, 45, 64)
     w = to_fragments(planes)
     for m in (1, 4, 17):
         x = rows_for(w, random(m, 64))
-        found = linear_logits(x, w, squares=None)
+        found = linear_logits(x, w, squares=None, cap=cap)
         wanted = exact(x, planes)
+        wanted = wanted if cap is None else cap * torch.tanh(wanted / cap)
         close(found.values, wanted)
         close(found.log_sum_exp(), torch.logsumexp(wanted, 1), 1e-5)
         best = found.maxima.argmax(1)
@@ -190,7 +191,9 @@ def test_a_row_has_the_same_bits_after_every_epilogue_in_every_batch(form: str) 
         after = linear_residual(rows, w, stream, eps=1e-5)
         logits = linear_logits(rows, w, squares=squares)
         paired = linear_gated(rows, gated, "silu", squares=squares, dtype=torch.float32)
-        return [stream, after.parts, logits.values, logits.maxima, logits.sums, paired]
+        capped = linear_logits(rows, w, squares=squares, cap=2.0)
+        of_tiles = [capped.values, capped.maxima, capped.sums]
+        return [stream, after.parts, logits.values, logits.maxima, logits.sums, paired, *of_tiles]
 
     together = run(0, 35)
     for first, last in ((0, 1), (34, 35), (0, 3), (2, 11)):

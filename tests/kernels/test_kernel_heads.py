@@ -31,10 +31,12 @@ class Case:
     norm: HeadNorm = "none"
     behind: int = 0
     growth: tuple[float, int] | None = None
+    shares_keys: bool = False
+    has_value_norm: bool = False
 
     @property
     def qkv(self) -> Tensor:
-        return random(self.m, (self.h + 2 * self.g) * self.d + self.behind)
+        return random(self.m, (self.h + (1 if self.shares_keys else 2) * self.g) * self.d + self.behind)
 
     @property
     def angles(self) -> tuple[Tensor, Tensor]:
@@ -61,6 +63,8 @@ class Case:
             norm=self.norm,
             eps=1e-5,
             growth=self.growth,
+            shares_keys=self.shares_keys,
+            has_value_norm=self.has_value_norm,
         )
 
     def run(self, cache: LayerCache, start: int, qkv: Tensor, rows: slice = slice(None)) -> Tensor:
@@ -83,6 +87,9 @@ CASES = [
     Case(h=6, g=2, d=18, r=6, norm="head", behind=108),
     Case(h=6, g=2, d=18, r=16, m=17, growth=(0.7, 4)),
     Case(h=3, g=1, d=18, r=0, norm="row", growth=(0.7, 4)),
+    Case(h=6, g=2, d=18, r=18, norm="head", has_value_norm=True),
+    Case(h=6, g=3, d=18, r=18, m=9, norm="head", has_value_norm=True, shares_keys=True),
+    Case(h=2, g=1, d=512, r=512, m=5, norm="head", has_value_norm=True, shares_keys=True),
 ]
 
 
@@ -125,7 +132,7 @@ def test_halves_are_computed_in_float32_and_rounded_once(kind: str, kept: str) -
     check(cache.values, exact.values)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[2], CASES[6]])
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[2], CASES[6], CASES[12]])
 @pytest.mark.parametrize("is_plain", [False, True])
 def test_a_product_in_parts_is_what_it_is_when_put_together(case: Case, is_plain: bool) -> None:
     width, n_parts = case.qkv.shape[1], 3
@@ -192,6 +199,19 @@ def test_int8_keeps_each_heads_row_with_its_own_scale(case: Case) -> None:
         halfway = wanted[:, 5:8] / wanted_scale[..., None]
         is_tie = ((halfway - halfway.floor()) - 0.5).abs() < 1e-4
         assert bool(((levels[:, 5:8] == wanted_levels) | is_tie).all())
+
+
+def test_values_that_are_keys_are_taken_as_the_product_has_them() -> None:
+    """Before the norm and the rotation of keys; a norm of their own makes their mean square 1."""
+    case = CASES[12]
+    keys = case.qkv[:, case.h * case.d :].unflatten(1, (case.g, case.d)).transpose(0, 1)
+    cache = untouched(case, 9, torch.float32)
+    case.run(cache, 0, case.qkv)
+    rms = keys.square().mean(-1, keepdim=True).sqrt()
+    close(cache.values[:, : case.m], keys / rms, 1e-3)
+    raw = untouched(case, 9, torch.float32)
+    replace(case, has_value_norm=False).run(raw, 0, case.qkv)
+    assert torch.equal(raw.values[:, : case.m], keys)
 
 
 def test_levels_of_int8_are_rounded_half_to_even_and_zeros_have_scale_zero() -> None:

@@ -104,13 +104,15 @@ def test_pairs_of_rows_are_gated(kind: str, activation: Activation, m: int) -> N
 
 
 @pytest.mark.parametrize("kind", ["dense", "mq6"])
-@pytest.mark.parametrize("m", [1, 4, 17])
-def test_logits_come_with_what_their_tiles_hold(kind: str, m: int) -> None:
+@pytest.mark.parametrize(("m", "cap"), [(1, None), (4, None), (17, None), (1, 3.0), (17, 3.0)])
+def test_logits_come_with_what_their_tiles_hold(kind: str, m: int, cap: float | None) -> None:
     w = matrix(kind, 101, 64)
     x = rows_for(w, random(m, 64))
     squares = Squares(parts=random(m, 1, seed=2).square() + 1, size=1, eps=0.0)
-    found = linear_logits(x, w, squares=squares)
+    found = linear_logits(x, w, squares=squares, cap=cap)
     wanted = exact(x, w) * (squares.parts.double() ** -0.5)
+    assert wanted.abs().max() > 3.0
+    wanted = wanted if cap is None else cap * torch.tanh(wanted / cap)
     close(found.values, wanted)
     close(found.log_sum_exp(), torch.logsumexp(wanted, 1), 1e-5)
     best = found.maxima.argmax(1)

@@ -76,13 +76,13 @@ def test_joined_matrices_keep_their_own_exponents() -> None:
     assert torch.equal(dequantize_ref(concatenate(parts)), torch.cat([dequantize_ref(one) for one in parts]))
 
 
-@pytest.mark.parametrize("k", [45, 1100])
-def test_a_branch_is_normed_and_added(k: int) -> None:
+@pytest.mark.parametrize(("k", "scale"), [(45, 1.0), (1100, 1.0), (45, 0.3)])
+def test_a_branch_is_normed_and_added(k: int, scale: float) -> None:
     h, y, gain = random(4, k), random(4, k, seed=2) * 3, random(k, seed=3)
     squares = Squares(parts=torch.stack([part.square().sum(1) for part in y.chunk(3, 1)], 1), size=k, eps=1e-5)
     exact = Squares(parts=y.double().square(), size=k, eps=1e-5)
-    wanted = add_normed_ref(h.double(), y.double(), exact, gain.double())
-    after = add_normed(h, y, squares, gain)
+    wanted = add_normed_ref(h.double(), y.double(), exact, gain.double(), scale)
+    after = add_normed(h, y, squares, gain, scale)
     close(h, wanted)
     close(after.parts.sum(1), wanted.square().sum(1))
 

@@ -26,6 +26,13 @@ def test_the_text_models_tensors_have_its_own_names_and_those_of_images_go(tenso
     assert of_text_model(tensors, "gemma3_text") == {"model.embed_tokens.weight": 1, "lm_head.weight": 2}
 
 
+def test_gemma4s_parts_for_sounds_go_too() -> None:
+    parts = ("model.embed_vision.a", "model.audio_tower.b", "model.embed_audio.c", "audio_tower.d")
+    tensors = {**NEWER, **dict.fromkeys(parts, 5)}
+    assert of_text_model(tensors, "gemma4_text") == {"model.embed_tokens.weight": 1, "lm_head.weight": 2}
+    assert "audio_tower.d" in of_text_model(tensors, "gemma3_text")
+
+
 def test_a_text_model_alone_stays_as_it_is() -> None:
     tensors = {"model.embed_tokens.weight": 1, "model.layers.0.mlp.up_proj.weight": 2, "something.else": 3}
     assert of_text_model(tensors, "gemma3_text") == tensors

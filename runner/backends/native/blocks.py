@@ -21,7 +21,7 @@ from runner.backends.native.delta_net import DeltaNet
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.linear import Linear
 from runner.backends.native.rope import grown, inverse_frequencies, rotate, rotations
-from runner.model_config import Activation, HeadNorm, ModelConfig, NormPlacement, QueryGrowth, RopeName
+from runner.model_config import Activation, HeadNorm, HeadSizes, ModelConfig, NormPlacement, QueryGrowth, RopeName
 
 Tap = Callable[[int, Tensor], None]
 """Hears the residual stream [..., T, hidden] before each layer and after the last, and how many layers it has passed.
@@ -125,7 +125,8 @@ class Attention(nn.Module):
     1 / sqrt(head_dim) unless it is given. growth: of queries with their position. rope: which of the model's rotations
     it turns by. is_joined: q, k and v are the rows of one matrix, qkv_proj. is_gated: q_proj gives [H, 2, D], of each
     head the query and a gate, whose sigmoid its mixture of values is multiplied by. in_features: of what q, k and v
-    read; hidden_size unless it is given.
+    read; hidden_size unless it is given. heads: of this layer, the config's own unless they are given.
+    has_value_norm: an RMSNorm without weights on each head of v.
     """
 
     def __init__(
@@ -143,10 +144,13 @@ class Attention(nn.Module):
         is_joined: bool = False,
         is_gated: bool = False,
         in_features: int | None = None,
+        heads: HeadSizes | None = None,
+        has_value_norm: bool = False,
     ) -> None:
         super().__init__()
-        assert not (is_joined and is_gated)
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        heads = heads or HeadSizes(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+        assert is_joined + is_gated + heads.shares_projection <= 1
+        q_size, kv_size = config.num_heads * heads.head_dim, heads.keys_size
         width = config.hidden_size if in_features is None else in_features
         self.is_joined = is_joined
         self.is_gated = is_gated
@@ -155,18 +159,21 @@ class Attention(nn.Module):
         else:
             self.q_proj = Linear(width, 2 * q_size if is_gated else q_size, bias=bias)
             self.k_proj = Linear(width, kv_size, bias=bias)
-            self.v_proj = Linear(width, kv_size, bias=bias)
+            self.v_proj = None if heads.shares_projection else Linear(width, kv_size, bias=bias)
         self.o_proj = Linear(q_size, config.hidden_size, bias=output_bias)
-        of_q, of_k = (config.head_dim, config.head_dim) if norm == "head" else (q_size, kv_size)
+        of_q, of_k = (heads.head_dim, heads.head_dim) if norm == "head" else (q_size, kv_size)
         self.q_norm = RmsNorm(of_q, config.rms_norm_eps, config.norm_offset) if norm != "none" else None
         self.k_norm = RmsNorm(of_k, config.rms_norm_eps, config.norm_offset) if norm != "none" else None
         self.sinks = nn.Parameter(torch.empty(config.num_heads), requires_grad=False) if sinks else None
         self.norm = norm
         self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
-        self.head_dim = config.head_dim
+        self.num_kv_heads = heads.num_kv_heads
+        self.head_dim = heads.head_dim
+        self.shares_projection = heads.shares_projection
+        self.has_value_norm = has_value_norm
+        self.eps = config.rms_norm_eps
         self.window = window
-        self.scale = config.head_dim**-0.5 if scale is None else scale
+        self.scale = heads.head_dim**-0.5 if scale is None else scale
         self.growth = growth
         self.rope = rope
 
@@ -176,13 +183,15 @@ class Attention(nn.Module):
 
     def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q [..., H, T, D], k and v [..., G, T, D] of x, normed, q and k turned by cos and sin [T, R/2]; the gate
-        [..., T, H * D], or None."""
+        [..., T, H * D], or None. Values that share the keys' projection are neither normed with them nor turned."""
         q, k, v, gate = self.projections(x)
         if self.norm == "row":
             q, k = self._normed(q, k)
         q, k, v = (part.view(*part.shape[:-1], -1, self.head_dim).transpose(-3, -2) for part in (q, k, v))
         if self.norm == "head":
             q, k = self._normed(q, k)
+        if self.has_value_norm:
+            v = functional.rms_norm(v, v.shape[-1:], None, self.eps)
         return rotate(q, cos, sin), rotate(k, cos, sin), v, gate
 
     def output(self, mixed: Tensor) -> Tensor:
@@ -195,7 +204,8 @@ class Attention(nn.Module):
             kv_size = self.num_kv_heads * self.head_dim
             q, k, v = self.qkv_proj(x).split([self.num_heads * self.head_dim, kv_size, kv_size], dim=-1)
             return q, k, v, None
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k = self.q_proj(x), self.k_proj(x)
+        v = k if self.v_proj is None else self.v_proj(x)
         if not self.is_gated:
             return q, k, v, None
         q, gate = (part.flatten(-2) for part in q.view(*q.shape[:-1], self.num_heads, 2, -1).unbind(-2))
@@ -273,7 +283,8 @@ class Layer(nn.Module):
     """x + after(attention(before(x))), then the same with the MLP: the layer of every architecture here.
 
     attention: checkpoints call it self_attn, and a delta net in its place linear_attn. mlp: a GatedMlp, or a module
-    with its forward. Which norms there are, and their offset, is in `config`.
+    with its forward. Which norms there are, and their offset, is in `config`, and whether all that comes out is
+    multiplied by a number of the layer's own, layer_scalar [1].
     """
 
     def __init__(self, config: ModelConfig, *, attention: Attention | DeltaNet, mlp: nn.Module) -> None:
@@ -282,6 +293,7 @@ class Layer(nn.Module):
         self.self_attn = attention if isinstance(attention, Attention) else None
         self.linear_attn = attention if isinstance(attention, DeltaNet) else None
         self.mlp = mlp
+        self.layer_scalar = nn.Parameter(torch.empty(1), requires_grad=False) if config.has_layer_scalars else None
         for name in dataclasses.astuple(self.norms):
             if name is not None:
                 self.add_module(name, RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset))
@@ -294,7 +306,8 @@ class Layer(nn.Module):
         run.checkpoint()
         x = x + self._normed(norms.after_attention, attention(self._normed(norms.before_attention, x), layer, run))
         run.checkpoint()
-        return x + self._normed(norms.after_mlp, self.mlp(self._normed(norms.before_mlp, x), run))
+        x = x + self._normed(norms.after_mlp, self.mlp(self._normed(norms.before_mlp, x), run))
+        return x if self.layer_scalar is None else x * self.layer_scalar
 
     def _normed(self, name: str | None, x: Tensor) -> Tensor:
         return x if name is None else self.get_submodule(name)(x)
@@ -365,7 +378,8 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits [..., V] float32 of final hidden states [..., hidden]."""
         weight = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return functional.linear(hidden, weight).float()
+        found, cap = functional.linear(hidden, weight).float(), self.config.logit_cap
+        return found if cap is None else cap * torch.tanh(found / cap)
 
     def start_pass(self, cache: KvCache, n_tokens: int, device: torch.device, checkpoint: Callable[[], None]) -> Pass:
         """What the layers share for `n_tokens` tokens after those that the cache holds."""

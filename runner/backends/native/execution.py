@@ -162,7 +162,7 @@ class PlainExecution:
         if self._device.type != "cpu":
             return max(0, torch.cuda.memory_reserved(self._device) - self.weights_bytes - self.cache.nbytes)
         config = self._decoder.config
-        qkv = config.queries_size + 2 * config.num_kv_heads * config.head_dim
+        qkv = max(map(config.qkv_size, config.attention_layers), default=0)
         mixed = 0 if config.delta is None else 2 * config.delta.channels + 2 * config.delta.values_size
         row = 4 * config.hidden_size + 2 * config.intermediate_size + 2 * max(qkv, mixed)
         return 4 * (self._chunk * row + config.vocab_size)

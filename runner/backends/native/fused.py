@@ -77,6 +77,7 @@ class FusedAttention:
         self.module = module
         self.dtype = reader.dtype
         names = ["qkv_proj"] if module.is_joined else ["q_proj", "k_proj", "v_proj"]
+        names = names[:2] if module.shares_projection else names
         self.qkv = read_gated(reader, name, module) if module.is_gated else read_product(reader, name, names)
         self.o = read_product(reader, name, ["o_proj"])
         self.q_gain = read_norm(reader, module, name, "q_norm" if module.q_norm is not None else None)
@@ -105,9 +106,11 @@ class FusedAttention:
             q_gain=None if self.q_gain is None else self.q_gain.gain,
             k_gain=None if self.k_gain is None else self.k_gain.gain,
             norm=module.norm,
-            eps=0.0 if self.q_gain is None else self.q_gain.eps,
+            eps=module.eps,
             sums=sums,
             growth=None if module.growth is None else (module.growth.beta, module.growth.span),
+            shares_keys=module.shares_projection,
+            has_value_norm=module.has_value_norm,
         )
         mixed: Tensor | Splits
         if is_few:
@@ -170,6 +173,10 @@ class FusedLayer:
         self.after_mlp = read_norm(reader, module, name, norms.after_mlp)
         self.attention = _attention(module, name, reader)
         self.mlp = _mlp(module.mlp, f"{name}.mlp", reader)
+        # It stays a factor of the stream, by which whoever ends the layer multiplies it. To divide the stream by the
+        # product of all of them instead, and gains and eps with it, saves nothing and may leave the range of float32.
+        has_scalar = module.layer_scalar is not None
+        self.scalar = float(reader.vector(f"{name}.layer_scalar")) if has_scalar else 1.0
 
     @property
     def reader(self) -> Reader | None:
@@ -184,10 +191,11 @@ class FusedLayer:
         stream = add_branch(stream, mixed, self.attention.o, self.after_attention, self.dtype, mlp)
         run.checkpoint()
         if isinstance(self.mlp, FusedMoE):
+            assert self.scalar == 1
             return self.mlp.add_to(stream, self.before_mlp)
         gated = self.mlp.gated(stream, self.before_mlp)
         run.checkpoint()
-        return add_branch(stream, gated, self.mlp.down, self.after_mlp, self.dtype, reader)
+        return add_branch(stream, gated, self.mlp.down, self.after_mlp, self.dtype, reader, self.scalar)
 
 
 def _attention(module: Layer, name: str, reader: MatrixReader) -> FusedAttention | FusedDeltaNet:
@@ -285,7 +293,7 @@ class FusedDecoder:
         ready = stream.ready if len(h) == len(stream.h) else None
         part = Stream(h=h, eps=self.norm.eps, squares=squares, ready=ready)
         x, left = normed(part, self.norm, self.head, dtype_of(self.head, self.dtype))
-        return linear_logits(x, self.head, squares=left)
+        return linear_logits(x, self.head, squares=left, cap=self.decoder.config.logit_cap)
 
     def waits_for_launches(self, n_rows: int, first: int) -> bool:
         """Whether a GPU computes a prompt of so many rows, after `first` others, faster than its host launches it.
@@ -293,13 +301,13 @@ class FusedDecoder:
         It follows from the kind of the GPU and from no clock: the bits of a prompt follow from it.
         """
         config, experts = self.decoder.config, self.decoder.config.experts
-        heads, n_layers = config.num_heads * config.head_dim, config.num_layers
+        n_layers, layers = config.num_layers, config.attention_layers
         width = config.intermediate_size if experts is None else experts.width_of_token
-        n_attention = len(config.attention_layers)
-        mixers = n_attention * (config.queries_size + heads + 2 * config.num_kv_heads * config.head_dim)
+        mixed = sum(config.num_heads * config.heads(layer).head_dim for layer in layers)
+        mixers = mixed + sum(map(config.qkv_size, layers))
         if config.delta is not None:
             mixers += len(config.delta.layers) * (config.delta.channels + 2 * config.delta.values_size)
-        flop = 2 * n_rows * (config.hidden_size * (mixers + 3 * n_layers * width) + 2 * heads * first * n_attention)
+        flop = 2 * n_rows * (config.hidden_size * (mixers + 3 * n_layers * width) + 2 * mixed * first)
         return flop < n_layers * (_FLOP_BEHIND_LAUNCHES if is_hopper(self.norm.gain) else _FLOP_ELSEWHERE)
 
     def interior(self) -> Interior:
@@ -315,4 +323,4 @@ class FusedDecoder:
 
     def _logits_of_normed(self, x: Tensor) -> Tensor:
         rows, _ = activations(x, None, self.head, dtype_of(self.head, self.dtype))
-        return linear_logits(rows, self.head, squares=None).values
+        return linear_logits(rows, self.head, squares=None, cap=self.decoder.config.logit_cap).values

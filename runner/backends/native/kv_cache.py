@@ -13,15 +13,22 @@ import torch
 from torch import Tensor
 
 from runner.backends.native.delta_state import DeltaState, DeltaStates
-from runner.model_config import ModelConfig
+from runner.model_config import HeadSizes, ModelConfig
 
 BLOCK = 256  # tokens; the unit of allocation
 _SCALE = torch.float32
 
 
+def bytes_of_token(layers: Sequence[HeadSizes], dtype: torch.dtype) -> int:
+    """What layers with such heads keep of one token of one sequence; see KvCache."""
+    scale = _SCALE.itemsize if dtype == torch.int8 else 0
+    return sum(2 * heads.num_kv_heads * (heads.head_dim * dtype.itemsize + scale) for heads in layers)
+
+
 class KvCache:
     """`length` positions of K and V, each [*batch, G, capacity, D] a layer; capacity never passes `n_ctx`.
 
+    layers: the heads of each layer, which has G of D elements.
     dtype: int8 adds a scale for each head's row, which the kernels write and read; `put` is for the other types.
     batch: () for one sequence, (B,) for B sequences that have one length. states: of the layers that keep none of them.
 
@@ -32,9 +39,7 @@ class KvCache:
     def __init__(
         self,
         *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
+        layers: Sequence[HeadSizes],
         n_ctx: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -45,17 +50,16 @@ class KvCache:
         self.states = states
         self.n_ctx = n_ctx
         self.capacity = 0
-        self.num_layers = num_layers
-        row_bytes = head_dim * dtype.itemsize + (_SCALE.itemsize if dtype == torch.int8 else 0)
-        self._bytes_of_one = 2 * num_layers * num_kv_heads * row_bytes
+        self.num_layers = len(layers)
+        self._bytes_of_one = bytes_of_token(layers, dtype)
         self.bytes_per_token = math.prod(batch) * self._bytes_of_one
         self._parts: dict[str, list[Tensor]] = {
-            name: [torch.empty(*batch, num_kv_heads, 0, head_dim, dtype=dtype, device=device)] * num_layers
+            name: [torch.empty(*batch, one.num_kv_heads, 0, one.head_dim, dtype=dtype, device=device) for one in layers]
             for name in ("keys", "values")
         }
         if dtype == torch.int8:
             self._parts |= {
-                name: [torch.empty(*batch, num_kv_heads, 0, 1, dtype=_SCALE, device=device)] * num_layers
+                name: [torch.empty(*batch, one.num_kv_heads, 0, 1, dtype=_SCALE, device=device) for one in layers]
                 for name in ("key_scale", "value_scale")
             }
 
@@ -73,9 +77,7 @@ class KvCache:
         """Of a whole model, which computes in `dtype`. kv_dtype: of keys and values, the same unless it is given."""
         delta = config.delta
         return cls(
-            num_layers=len(config.attention_layers),
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            layers=[config.heads(layer) for layer in config.attention_layers],
             n_ctx=n_ctx,
             dtype=dtype if kv_dtype is None else kv_dtype,
             device=device,

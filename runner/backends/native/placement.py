@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from runner.backends.native.delta_state import state_bytes
+from runner.backends.native.kv_cache import bytes_of_token
 from runner.config import LoadOptions
 from runner.errors import DoesNotFit, UnsuitedOptions
 from runner.machine import default_threads, main_memory
@@ -131,15 +132,16 @@ def prefill_chunk(config: ModelConfig, placement: Placement, options: LoadOption
     if placement.is_gpu:
         return options.chunk(is_native_gpu=True)
     channels = 0 if config.delta is None else config.delta.channels
-    largest = config.hidden_size * max(config.intermediate_size, config.queries_size, channels)
+    queries = max(map(config.queries_size, config.attention_layers), default=0)
+    largest = config.hidden_size * max(config.intermediate_size, queries, channels)
     return max(1, min(options.chunk(), int(_FLOP_BETWEEN_CHECKS / (2 * largest))))
 
 
 def needs(config: ModelConfig, weights: Weights, placement: Placement, n_ctx: int) -> Needs:
-    row = config.head_dim * placement.kv_dtype.itemsize + (4 if placement.kv_dtype == torch.int8 else 0)
+    layers = [config.heads(layer) for layer in config.attention_layers]
     return Needs(
         weights_bytes=_weights_bytes(weights, placement),
-        kv_bytes_per_token=2 * len(config.attention_layers) * config.num_kv_heads * row,
+        kv_bytes_per_token=bytes_of_token(layers, placement.kv_dtype),
         n_ctx=n_ctx,
         state_bytes=state_bytes(config.delta, placement.dtype),
     )

@@ -27,6 +27,9 @@ def inverse_frequencies(rope: Rope, n_ctx: int) -> Tensor:
         return plain
     if scaling.kind == "linear":
         return plain / scaling.factor
+    if scaling.kind == "proportional":
+        n_turned = int(scaling.share * rope.dim // 2)
+        return torch.where(torch.arange(len(plain)) < n_turned, plain / scaling.factor, 0.0)
     if scaling.kind == "llama3":
         return _llama3(plain, scaling)
     if scaling.kind == "longrope":

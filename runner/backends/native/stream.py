@@ -145,8 +145,9 @@ def add_branch(
     after: Norm | None,
     dtype: torch.dtype,
     reader: Reader | None = None,
+    scale: float = 1.0,
 ) -> Stream:
-    """h + x @ w.T, or h + norm(x @ w.T) where a norm follows the branch; h is changed in place.
+    """h + x @ w.T, or (h + norm(x @ w.T)) * scale where a norm follows the branch; h is changed in place.
 
     reader: who reads the new h; of few rows, and of those of a prompt that come in parts, its own are made there.
     """
@@ -160,9 +161,10 @@ def add_branch(
     if after is not None:
         y, of_y = linear_squares(rows, w, bias=bias, eps=after.eps, dtype=torch.float32)
         if reader is None or not isinstance(rows, Int8Fragments | Int8Blocks):
-            return Stream(h=h, eps=eps, squares=add_normed(h, y, of_y, after.gain))
-        sums, made = add_normed_for(h, y, of_y, after.gain, reader)
+            return Stream(h=h, eps=eps, squares=add_normed(h, y, of_y, after.gain, scale))
+        sums, made = add_normed_for(h, y, of_y, after.gain, reader, scale)
         return Stream(h=h, eps=eps, squares=Squares(parts=sums, size=h.shape[1], eps=eps), ready=made)
+    assert scale == 1
     if reader is None:
         return Stream(h=h, eps=eps, squares=linear_residual(rows, w, h, bias=bias, eps=eps))
     squares, ready = linear_residual_for(rows, w, h, reader, bias=bias, eps=eps)

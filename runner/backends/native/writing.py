@@ -14,7 +14,7 @@ from torch import Tensor
 from runner.backends.base import Tokenizer
 from runner.backends.native.blocks import Decoder, go_on
 from runner.backends.native.delta_state import state_bytes
-from runner.backends.native.kv_cache import KvCache
+from runner.backends.native.kv_cache import KvCache, bytes_of_token
 from runner.backends.native.loader import load_model
 from runner.errors import DoesNotFit, UnsupportedModel
 from runner.machine import main_memory
@@ -65,7 +65,7 @@ def batch_size(config: ModelConfig, length: int, device: torch.device) -> int:
     """
     if device.type == "cpu":
         return 64
-    per_sequence = 4 * len(config.attention_layers) * config.num_kv_heads * config.head_dim * length
+    per_sequence = length * bytes_of_token([config.heads(layer) for layer in config.attention_layers], torch.bfloat16)
     per_sequence += state_bytes(config.delta, torch.bfloat16, n_slots=1)
     return max(1, min(256, int(torch.cuda.mem_get_info(device)[1] / 10 / per_sequence)))
 

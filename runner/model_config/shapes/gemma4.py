@@ -38,7 +38,7 @@ def gemma4_shape(_model_type: str, config: Mapping[str, Any]) -> Shape:
     ]
     first_shared = n_layers - read.whole("num_kv_shared_layers")
     layers = [
-        _layer(read, is_full=kind == "full_attention" or index == n_layers - 1, is_shared=index >= first_shared)
+        _layer(read, index, is_full=kind == "full_attention" or index == n_layers - 1, is_shared=index >= first_shared)
         for index, kind in enumerate(types)
     ]
     vocab, inferred = read.vocab_size()
@@ -58,11 +58,16 @@ def gemma4_shape(_model_type: str, config: Mapping[str, Any]) -> Shape:
     )
 
 
-def _layer(read: Reader, *, is_full: bool, is_shared: bool) -> Layer:
+def _layer(read: Reader, index: int, *, is_full: bool, is_shared: bool) -> Layer:
     hidden, heads = read.whole("hidden_size", 2**18), read.whole("num_attention_heads")
-    head_dim = read.whole("global_head_dim") if is_full else read.whole("head_dim")
     is_key_value = is_full and read.is_on("attention_k_eq_v")  # values are the keys: there is no v matrix
-    kv_heads = (read.whole("num_global_key_value_heads") if is_key_value else 0) or read.num_kv_heads
+    head_dim, kv_heads = read.whole("head_dim"), read.num_kv_heads
+    own_keys = read.of_layer("per_layer_config", index)
+    if own_keys is not None:  # as transformers 5.24 writes it
+        head_dim, kv_heads = own_keys.whole("head_dim") or head_dim, own_keys.whole("num_key_value_heads") or kv_heads
+    elif is_full:
+        head_dim = read.whole("global_head_dim")
+        kv_heads = (read.whole("num_global_key_value_heads") if is_key_value else 0) or kv_heads
     n_matrices = 0 if is_shared else 1 if is_key_value else 2
     weights = 2 * hidden * heads * head_dim + head_dim + 4 * hidden
     weights += n_matrices * hidden * kv_heads * head_dim + (0 if is_shared else head_dim)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runner.model_config.fields import flag, integer_or_none, invalid, strings
+from runner.model_config.fields import flag, integer_or_none, invalid, objects_of_layers, strings
 
 MAX_LAYERS: Final = 2**12
 # GPT-2 and those after it have other names for the same numbers; transformers 5 writes num_local_experts for all.
@@ -66,6 +66,11 @@ class Reader:
         if len(types) != self.num_layers:
             raise invalid("layer_types", f"a list of {len(types)}", f"It must name all {self.num_layers} layers.")
         return types
+
+    def of_layer(self, key: str, index: int) -> Reader | None:
+        """What objects_of_layers says of one; None where there are none."""
+        found = objects_of_layers(self._inner, key)
+        return None if found is None else Reader(found.get(index, {}), {})
 
     def indices(self, key: str) -> frozenset[int]:
         """A list of layer numbers."""

@@ -11,6 +11,7 @@ from runner.quant.tensor_rules import (
     TensorRule,
     attention_bias,
     attention_output_bias,
+    has_layer_scalars,
     has_sinks,
     mlp_bias,
     untied,
@@ -153,6 +154,15 @@ QK_ROW_NORMS: Final = (
 SINKS: Final = (
     TensorRule(
         source=_LAYER + "self_attn.sinks", target=_BLOCK + "attn_sinks.weight", shape=("heads",), when=has_sinks
+    ),
+)
+
+LAYER_SCALARS: Final = (
+    TensorRule(
+        source=_LAYER + "layer_scalar",
+        target=_BLOCK + "layer_output_scale.weight",
+        shape=("number",),
+        when=has_layer_scalars,
     ),
 )
 

@@ -208,6 +208,7 @@ def _rules(config: ModelConfig) -> tuple[TensorRule, ...]:
         *{"none": (), "head": blocks.QK_NORMS, "row": blocks.QK_ROW_NORMS}[config.qk_norm],
         *blocks.SINKS,
         *blocks.DELTA_NET,
+        *blocks.LAYER_SCALARS,
         *(blocks.JOINED_MLP if config.is_joined else (*blocks.GATED_MLP, *blocks.MLP_BIASES)),
     )
 

@@ -116,9 +116,7 @@ def test_batches_are_captured_by_the_plain_modules(tmp_path: Path) -> None:
     decoder = alone._decoder
     assert decoder is not None
     cache = type(alone.cache)(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        layers=[config.heads(layer) for layer in range(config.num_layers)],
         n_ctx=64,
         dtype=torch.float32,
         device=sequences.device,

@@ -85,7 +85,7 @@ def test_drafts_do_not_change_the_text(sampling: str, backend: NativeBackend, he
     assert speculator.n_drafted > 150
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "gemma3", "olmo2", "qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["llama-biases", "gemma3", "gemma4", "olmo2", "qwen3-moe", "gpt-oss"])
 def test_drafts_do_not_change_the_text_of_other_architectures(name: str, tmp_path: Path) -> None:
     backend = load(ready(tiny(name, tmp_path / "model")), ctx_size=128)
     save_eagle3(eagle3_head(read_config(tmp_path / "model")), tmp_path / "head")

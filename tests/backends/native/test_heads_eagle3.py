@@ -18,7 +18,7 @@ from runner.backends.native.heads.eagle3_config import default_capture, eagle3_f
 from runner.backends.native.heads.eagle3_files import load_eagle3, save_eagle3
 from runner.backends.native.kv_cache import KvCache
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.model_config import ModelConfig, parse_model_config
+from runner.model_config import HeadSizes, ModelConfig, parse_model_config
 
 TARGET: ModelConfig = parse_model_config(
     {
@@ -57,7 +57,9 @@ def inputs(batch: int = 2, length: int = N_ROWS + N_STEPS) -> tuple[Tensor, Tens
 
 
 def one_layer_cache() -> KvCache:
-    return KvCache(num_layers=1, num_kv_heads=2, head_dim=10, n_ctx=64, dtype=torch.float32, device=torch.device("cpu"))
+    return KvCache(
+        layers=[HeadSizes(num_kv_heads=2, head_dim=10)], n_ctx=64, dtype=torch.float32, device=torch.device("cpu")
+    )
 
 
 # --- what it computes ------------------------------------------------------------------------------------------------

@@ -147,9 +147,7 @@ def test_a_row_is_what_transformers_layer_makes_of_the_joined_parts(layout: str,
     wanted = normed(one_layer(model_name, stored, f"{base}{layer}", joined), stored[f"{base}{norm}.weight"])
 
     cache = KvCache(
-        num_layers=1,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        layers=[config.heads(0)],
         n_ctx=32,
         dtype=torch.float32,
         device=torch.device("cpu"),

@@ -27,7 +27,7 @@ from runner.backends.native.writing import batch_size, write_batch
 from runner.config import LONGEST_DRAFT, LoadOptions
 from runner.errors import BadModelFile
 from runner.kernels.values import MOST_ROWS
-from runner.model_config import DeltaConfig
+from runner.model_config import DeltaConfig, HeadSizes
 from runner.speculative.control import EagerController
 from runner.speculative.rounds import Stride
 from runner.speculative.speculator import Speculator
@@ -230,7 +230,7 @@ class Device:
 def test_what_counts_as_held_is_there_however_far_steps_went_that_drafted_by_themselves(seed: int) -> None:
     chance, found = Random(seed), DeltaStates(DELTA, dtype=torch.float32, device=CPU)
     cache = KvCache(
-        num_layers=1, num_kv_heads=1, head_dim=1, n_ctx=256, dtype=torch.float32, device=CPU, states=found
+        layers=[HeadSizes(num_kv_heads=1, head_dim=1)], n_ctx=256, dtype=torch.float32, device=CPU, states=found
     )  # fmt: skip
     cache.reserve(256)
     device = Device(cache, chance)
@@ -251,7 +251,7 @@ def test_what_counts_as_held_is_there_however_far_steps_went_that_drafted_by_the
 
 def test_behind_a_token_that_could_not_be_chosen_no_step_begins() -> None:
     """It would begin one position further than there is room for."""
-    cache = KvCache(num_layers=1, num_kv_heads=1, head_dim=1, n_ctx=64, dtype=torch.float32, device=CPU)
+    cache = KvCache(layers=[HeadSizes(num_kv_heads=1, head_dim=1)], n_ctx=64, dtype=torch.float32, device=CPU)
     cache.reserve(64)
     device = Device(cache, Random(0))
     device.take = lambda _: Stride((1, -1))  # type: ignore[method-assign]

@@ -54,6 +54,8 @@ MODELS = (
     "mistral-window",
     "qwen3",
     "gemma3",
+    "gemma4",
+    "gemma4-biases-untied-values-apart",
     "phi3-partial-rope-and-window",
     "phi3-long-rope",
     "olmo2",
@@ -172,6 +174,27 @@ def test_weights_in_fragments_give_what_they_give_in_planes(
     in_fragments._graphs.forget()
     in_fragments.cache.truncate(0)
     assert 1e-4 < difference(in_fragments.extend(PROMPT[:2], "all", go_on), wanted) < 0.05
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_packed_layers_with_heads_of_their_own_give_a_row_the_same_bits_in_every_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 4: a layer that slides and one that does not, whose values are keys; both streams are handed on."""
+    source, packed = tmp_path / "source", tmp_path / "packed"
+    sizes = {"hidden_size": 256, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    made(source, "gemma4", **sizes, head_dim=32, global_head_dim=64)
+    quantize_packed(source, recipe_of("mq4"), packed, device=torch.device("cpu"), on_stage=lambda *_: None)
+    config, weights = read_config(packed), PackedWeights(packed)
+    assert {heads.head_dim for heads in map(config.heads, range(2))} == {32, 64}
+    monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
+    kernels = fused(config, weights)
+    together = kernels.extend(PROMPT[:16], "all", go_on)
+    assert difference(together, plain(config, weights).extend(PROMPT[:16], "all", go_on)) < 0.05
+    assert together.abs().max() < config.logit_cap
+    for first, last in ((0, 1), (1, 3), (3, 12), (12, 16)):
+        kernels.cache.truncate(first)
+        assert torch.equal(kernels.extend(PROMPT[first:last], "all", go_on), together[first:last])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -58,6 +58,16 @@ def delta(tmp_path_factory: pytest.TempPathFactory) -> ReadyModel:
     return as_mq4(source, directory)
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> ReadyModel:
+    """A model as large with Gemma 4's heads, of 256 and of 512, as MQ4: noise."""
+    directory = tmp_path_factory.mktemp("wide")
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 8192, "max_position_embeddings": 2048}
+    source = save(make("gemma4", num_hidden_layers=4, sliding_window=40, **heads, **sizes), directory / "source")
+    return as_mq4(source, directory)
+
+
 def as_mq4(source: Path, parent: Path) -> ReadyModel:
     directory = parent / "mq4"
     quantize_packed(source, recipe_of("mq4"), directory, on_stage=lambda *_: None)
@@ -121,7 +131,19 @@ class TestNativeDeltaOnAGpu(ConformanceOnAGpu):
         assert take(backend, again, 16) == cold
 
 
-@pytest.fixture(params=["demo", "packed", "delta"])
+class TestNativeWideHeadsOnAGpu(ConformanceOnAGpu):
+    """Heads by layer, values that are keys, capped logits. Noise, as above."""
+
+    rounding = 1.0
+
+    @pytest.fixture
+    def backend(self, wide: ReadyModel) -> Iterator[Backend]:
+        backend = opened(wide)
+        yield backend
+        backend.close()
+
+
+@pytest.fixture(params=["demo", "packed", "delta", "wide"])
 def model(request: pytest.FixtureRequest) -> ReadyModel:
     found: ReadyModel = request.getfixturevalue(request.param)
     return found

@@ -62,7 +62,7 @@ def test_logits_and_greedy_ids_equal_transformers(name: str, tmp_path: Path) -> 
     assert backend.info.num_parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-CHUNKED = ("llama-tied", "mistral-window", "qwen2-window-in-upper-layers", "qwen3")
+CHUNKED = ("llama-tied", "mistral-window", "qwen2-window-in-upper-layers", "qwen3", "gemma4")
 CHUNKED += ("gemma3", "phi3-partial-rope-and-window", "phi3-long-rope", "olmo2", "smollm3", "ministral3", "qwen3-5")
 
 

@@ -41,19 +41,22 @@ def test_all_is_needed_that_the_whole_context_takes() -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_what_is_needed_is_what_weights_and_cache_take(kv_dtype: torch.dtype, tmp_path: Path) -> None:
-    model = make("qwen3-5")
+@pytest.mark.parametrize("name", ["qwen3-5", "gemma4"])
+def test_what_is_needed_is_what_weights_and_cache_take(name: str, kv_dtype: torch.dtype, tmp_path: Path) -> None:
+    model = make(name)
     directory = save(model, tmp_path)
     config = parse_model_config(read_json(directory / "config.json"))
     for dtype in (torch.float32, torch.bfloat16):
         placement = replace(CPU, dtype=dtype, kv_dtype=kv_dtype)
         need = needs(config, open_weights(ready(directory), config), placement, 300)
         cache = KvCache.of(config, n_ctx=512, dtype=dtype, kv_dtype=kv_dtype, device=CPU.device)
-        assert need.state_bytes == cache.nbytes > 0
+        assert need.state_bytes == cache.nbytes
+        assert (need.state_bytes > 0) == (config.delta is not None)
         cache.reserve(256)
         assert need.kv_bytes_per_token * 256 == cache.nbytes - need.state_bytes
         assert need.cache_bytes == need.kv_bytes_per_token * 300 + need.state_bytes
-        assert need.weights_bytes == sum(dtype.itemsize * weight.numel() for weight in set(model.parameters()))
+        stored = {*model.parameters(), *(one for _, one in model.named_buffers() if "layer_scalar" in _)}
+        assert need.weights_bytes == sum(dtype.itemsize * weight.numel() for weight in stored)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,16 @@ _LLAMA3 = {
 _EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 _GPT_OSS = {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 6, "pad_token_id": None}
 _GEMMA = {"head_dim": 18, "pad_token_id": 0, "query_pre_attn_scalar": 30, "sliding_window": 6}
+_GEMMA4 = {
+    "head_dim": 18,
+    "global_head_dim": 28,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "pad_token_id": 0,
+    "sliding_window": 6,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 9.0,
+}
 _QWEN3_5 = {
     "head_dim": 24,
     "linear_num_key_heads": 2,
@@ -141,6 +151,30 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {**_GEMMA, "tie_word_embeddings": False, "layer_types": ["full_attention"] * 3, "query_pre_attn_scalar": 18},
     ),
+    "gemma4": ("gemma4_text", _GEMMA4),
+    "gemma4-biases-untied-values-apart": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "attention_k_eq_v": False,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": None,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.4,
+                    "factor": 2.0,
+                    "rope_theta": 99.0,
+                },
+                "sliding_attention": _LOCAL_ROPE,
+            },
+        },
+    ),
+    "gemma4-heads-of-one-size": (
+        "gemma4_text",
+        {**_GEMMA4, "global_head_dim": 18, "num_global_key_value_heads": 2, "layer_types": ["full_attention"] * 3},
+    ),
     "phi3": ("phi3", {"pad_token_id": 0}),
     "phi3-partial-rope-and-window": (
         "phi3",
@@ -197,6 +231,9 @@ def make(name: str, **more: Any) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.mul_(0.4 + torch.rand_like(buffer))
     return model
 
 

@@ -8,6 +8,8 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -19,7 +21,7 @@ from transformers import (
 
 from tests.backends.native.tiny_models import VOCAB
 
-WHOLES = ("gemma3", "mistral3-mistral", "mistral3-ministral3", "mistral3-ministral3-tied")
+WHOLES = ("gemma3", "gemma4", "mistral3-mistral", "mistral3-ministral3", "mistral3-ministral3-tied")
 TEXT = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -37,6 +39,17 @@ GEMMA3 = {
     "sliding_window_pattern": 2,
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }
+GEMMA4 = {
+    "global_head_dim": 48,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 6,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 9.0,
+    "use_bidirectional_attention": "vision",
+}
+GEMMA4_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+GEMMA4_VISION |= {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}
 MISTRAL = {"model_type": "mistral", "sliding_window": None, "rope_theta": 99.0}
 MINISTRAL3 = {
     "model_type": "ministral3",
@@ -89,6 +102,11 @@ def _whole(name: str, more: dict[str, Any]) -> PreTrainedModel:
         text = TEXT | GEMMA3 | more
         own = {"mm_tokens_per_image": 4, "eos_token_id": [258, 256]}
         return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=VISION, **own))
+    if name == "gemma4":
+        text, audio = TEXT | GEMMA4 | more, {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        audio |= {"output_proj_dims": 16}
+        own = {"text_config": text, "vision_config": GEMMA4_VISION, "audio_config": audio, "eos_token_id": [258, 256]}
+        return Gemma4ForConditionalGeneration(Gemma4Config(**own))
     if name.startswith("qwen3_5"):
         text = TEXT | (QWEN3_5_MOE if name == "qwen3_5_moe" else QWEN3_5) | more
         vision, tied = QWEN3_5_VISION | {"out_hidden_size": text["hidden_size"]}, bool(text.get("tie_word_embeddings"))

@@ -64,6 +64,7 @@ def replaced(source: Path, directory: Path, **tensors: torch.Tensor) -> Path:
         "mistral",
         "phi3",
         "gemma3",
+        "gemma4",
         "olmo2",
         "smollm3",
         "granite",

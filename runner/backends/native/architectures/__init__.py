@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = (
     "gemma3_text",
+    "gemma4_text",
     "gpt_oss",
     "granite",
     "llama",

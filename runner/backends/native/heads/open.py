@@ -104,9 +104,7 @@ def _chain(
 def _cache(layer: ModelConfig, interior: Interior, n_ctx: int) -> KvCache:
     """Of one layer."""
     return KvCache(
-        num_layers=1,
-        num_kv_heads=layer.num_kv_heads,
-        head_dim=layer.head_dim,
+        layers=[layer.heads(0)],
         n_ctx=n_ctx,
         dtype=interior.dtype,
         device=interior.device,

@@ -1,0 +1,25 @@
+"""Gemma 4's dense text models: layers that see everything have wider heads, whose values are made of what keys are."""
+
+from __future__ import annotations
+
+from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer
+from runner.model_config import ModelConfig
+
+
+def build(config: ModelConfig) -> Decoder:
+    return Decoder(config, [_layer(config, index) for index in range(config.num_layers)])
+
+
+def _layer(config: ModelConfig, index: int) -> Layer:
+    attention = Attention(
+        config,
+        bias=config.attention_bias,
+        output_bias=config.attention_output_bias,
+        norm=config.qk_norm,
+        window=config.window(index),
+        scale=config.attention_scale,
+        rope=config.rope(index),
+        heads=config.heads(index),
+        has_value_norm=config.has_value_norm,
+    )
+    return Layer(config, attention=attention, mlp=GatedMlp(config, activation=config.activation))
