@@ -256,7 +256,7 @@ def test_values_that_are_keys_are_kept_and_attended_as_place_heads_keeps_them(
     after, placed = (emptied(filled(kept, g, 61, 70, d), 61) for _ in range(2))
     q = place_heads(case.heads(), placed, at(61))
     found = case.attend(after, 61)
-    check_attention(found, exact(q, placed, 61, window=None, sinks=None, scale=0.3), sums=4e-6)
+    check_attention(found, exact(q, placed, 61, window=None, sinks=None, scale=0.3), sums=4e-6 if d < 512 else 1.2e-5)
     for one, other in zip(vars(after).values(), vars(placed).values(), strict=True):
         assert one is None or torch.allclose(one.float(), other.float(), rtol=1e-6, atol=2e-6, equal_nan=True)
 
