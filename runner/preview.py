@@ -262,7 +262,9 @@ def _found(spec: ModelSpec, options: LoadOptions, *, offline: bool) -> _Found:
     if _is_here(spec):
         return _here(spec, options)
     if offline:
-        otherwise = "; `runner show` says what the registry knows" if spec.parameters else ""
+        otherwise = (
+            "; `runner show` says what the registry knows" if spec.origin == "registry" or spec.parameters else ""
+        )
         raise BusyError(
             f"{not_here(spec)}, and --offline forbids asking the hub for its headers.",
             hint=f"Leave --offline out{otherwise}.",

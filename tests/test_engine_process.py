@@ -188,7 +188,7 @@ def test_a_child_that_falls_silent_is_ended(
 
 
 @pytest.fixture
-def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """What the next engine waits for when it loads, until somebody writes there; silence is taken for a hang soon."""
     pipe = tmp_path / "disk"
     os.mkfifo(pipe)
@@ -196,13 +196,20 @@ def slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DISK_CHILD", str(pipe))
     monkeypatch.setattr(EngineProcess, "child_module", "tests.disk_child")
     monkeypatch.setattr("runner.engine_process._SILENCE_S", 2.0)
-    return pipe
+    yield pipe
+    os.close(os.open(pipe, os.O_RDWR))  # what an engine that was ended had begun to start waits on
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a wait is not seen")
 def test_a_silent_child_that_waits_for_a_disk_is_not_ended(script: Callable[..., str], slow_disk: Path) -> None:
+    def answer() -> None:
+        wait_for(lambda: psutil.Process(engine.pid).status() == psutil.STATUS_DISK_SLEEP)
+        time.sleep(3.0)  # longer than a silence may be
+        os.close(os.open(slow_disk, os.O_RDWR))
+
     with EngineProcess(user_paths()) as engine:
-        threading.Timer(6.0, lambda: os.close(os.open(slow_disk, os.O_RDWR))).start()  # waits for no reader
+        engine.start()
+        threading.Thread(target=answer).start()
         load(engine, script("fine"))
         assert "".join(received(engine)) == "fine"
 

@@ -131,7 +131,10 @@ def _store(setup: _Setup) -> Store | None:
 
 
 def _check_store(setup: _Setup) -> None:
-    """Raises StoreError where the chat cannot be kept: that is better said before somebody writes in it."""
+    """Raises StoreError for a database that is damaged or not ours, before somebody writes in the chat.
+
+    A place that cannot be written is told by the first answer.
+    """
     if (store := _store(setup)) is not None:
         with closing(store):
             store.check()

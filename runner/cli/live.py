@@ -42,7 +42,8 @@ class Live:
     """A context in which `show(text)` keeps `text` below the cursor, at most ten times a second and after a new line.
 
     It must be told what else is written: `before_writing(text)`, then `wrote(text)`. The context begins at the start
-    of a line. It does nothing when it is not wanted, or in a terminal smaller than 20 x 4.
+    of a line. It draws nothing when it is not wanted, or in a terminal smaller than 20 x 4; not wanted,
+    `show_now` writes a line.
     """
 
     def __init__(

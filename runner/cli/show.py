@@ -55,7 +55,7 @@ def show(
         return
     facts["state"] = begun.state if begun is not None else "complete" if facts["is_local"] else "absent"
     settings = load_settings(paths)
-    is_known = bool(begun or facts["is_local"] or spec.parameters)
+    is_known = bool(begun or facts["is_local"] or spec.origin == "registry" or spec.parameters)
     seen = _preview(spec, settings.load_options(), paths, offline=settings.is_offline(offline), is_known=is_known)
     if seen is not None:
         facts.update(_previewed(seen))

@@ -253,7 +253,7 @@ def operands_to_try(form: str, device: torch.device) -> tuple[PackedMatrix, Tens
 
 
 def try_experts(form: str, device: torch.device) -> bool:
-    """Whether both kernels do, and those of `products` give what `sum` does: lanes are a compiler's to decide."""
+    """Whether all launches are right, and `products` gives what `sum` does: lanes are a compiler's to decide."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     w, dense, x, rows = operands_to_try(form, device)

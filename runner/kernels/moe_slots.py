@@ -1,8 +1,9 @@
 """The sum over a row's slots of weight * product, added to the residual stream: one order of summation for all.
 
 Slots are taken in rounds of up to eight; within a round the first half is added to the second, and so on. In
-moe_fragments.py the kernel that multiplies adds them too; where rows of a step share experts, their products come from
-moe_blocks.py, and the kernel here adds them. It knows neither experts nor weights.
+moe_fragments.py the kernel that multiplies adds them too. Where rows of a step share experts, their products come from
+moe_blocks.py, and where several rows have more slots than a round, one by one from moe_fragments.py: then the kernel
+here adds them. It knows neither experts nor weights.
 """
 
 from __future__ import annotations

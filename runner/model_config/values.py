@@ -157,7 +157,7 @@ class ModelConfig:
     what some layers have in place of attention.
 
     experts: what some layers have in place of the MLP; activation: of the MLP. norms: whether a layer's branches have
-    an RMSNorm before them, after them or both; norm_offset: what is added to the weights of all norms (1 in Gemma).
+    an RMSNorm before them, after them or both; norm_offset: what is added to the weights of all norms (1 in Gemma 3).
     is_joined: checkpoints have q, k and v in one matrix, and gate and up in another (Phi-3). embedding_factor: what
     embeddings are multiplied by, rounded to the type of the weights where rounds_embedding_factor (Gemma).
     logit_factor: what logits are, in the gain of the last norm. logit_cap: c, where logits are c * tanh(logits / c).
