@@ -220,15 +220,22 @@ class Conversation:
         """Take back the last message of the user and what came after it; returns the message."""
         self._settle()
         position = self._last_question("take back")
-        text, before = self._turns[position].content, self._turns
+        text, before, is_there = self._turns[position].content, self._turns, position < self._kept.n_kept
         self._turns = self._turns[:position]
         try:
             self._save(position)
         except RunnerError:
-            if self.session_id is not None:  # there the message would stay
+            if is_there:  # where the message would stay
                 self._turns = before
                 raise
         return text
+
+    def catch_up(self) -> bool:
+        """Keep what could not be kept so far, before this chat is left. Whether it is in the store, if anything is."""
+        if self._kept.is_on and self._kept.n_kept < len(self._turns):
+            with suppress(StoreError, BusyError):
+                self._save(len(self._turns))
+        return self._kept.is_on and self._kept.n_kept == len(self._turns)
 
     def clear(self) -> None:
         """Start a new conversation with the same system prompt. The one before stays in the store."""
@@ -313,7 +320,9 @@ class Conversation:
         self._running = None
 
     def _replace(self, session: Session, turns: list[Turn]) -> None:
+        self.catch_up()
         self._kept.forget()
+        self._trouble = ""
         self._turns = turns
         self._own_title = ""
         if session.title != self.title:
@@ -343,7 +352,10 @@ class Conversation:
     def _describe(self) -> None:
         """Keep what changed about the chat; where that fails, the next save makes up for it, or tells."""
         with suppress(StoreError, BusyError):
-            self._kept.describe(self.about())
+            if self._kept.n_kept < len(self._turns):
+                self._save(len(self._turns))
+            else:
+                self._kept.describe(self.about())
 
 
 class _AnswerSoFar:

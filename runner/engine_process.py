@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import EngineDied, UsageError, error_class
 from runner.paths import Paths
-from runner.process_signs import DiskWatch, cpu_s
+from runner.process_signs import DiskWatch, cpu_s, waits_for_disk
 from runner.wire import from_plain, to_plain
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ _CANCEL_GRACE_S = 2.0  # a cancelled request that has not ended by then never wi
 _BUSY_GRACE_S = 30.0  # then one product may be under way: that of a large model takes seconds on a busy machine
 _BEATS_CPU_S = 0.02  # what the child's beats take of the CPU is less
 _EXIT_GRACE_S = 2.0
+_TEARDOWN_S = 30.0  # a process that was killed gives back its memory first, and much of it takes seconds
 _LOOK_S = 0.1
 _PAUSED_S = 1.0  # a look that took longer than this was stopped: Ctrl-Z, a frozen container, a sleeping machine
 _DEFAULT_CHAT_OPTIONS = ChatOptions()
@@ -204,12 +205,12 @@ class EngineProcess:
             if child is None or child.stdin is None:
                 return True
             data = memoryview(json.dumps(message).encode() + b"\n")
-            n_looks = 0
+            n_looks, began_at = 0, time.monotonic()
             while data:
                 has_room = select.select([], [child.stdin], [], _LOOK_S)[1]
                 if has_room and (n_written := _written(child.stdin.fileno(), data)):
-                    data, n_looks = data[n_written:], 0
-                elif (n_looks := n_looks + 1) * _LOOK_S > patience_s:
+                    data, n_looks, began_at = data[n_written:], 0, time.monotonic()
+                elif (n_looks := n_looks + 1) * _LOOK_S > patience_s and not self._is_at_disk(began_at, patience_s):
                     return False
         except (OSError, ValueError):
             log.debug("the engine's input is closed")  # its output ends too, and says so to the reader
@@ -230,7 +231,7 @@ class EngineProcess:
         is_done = False
         try:
             if not self._send({**request, "id": number}, patience_s=_SILENCE_S):
-                raise self._fell_silent()
+                raise self._fell_silent(_SILENCE_S)
             self._send_cancel()
             for message in self._messages():
                 if message.get("id") != number:
@@ -329,10 +330,8 @@ class EngineProcess:
         now = time.monotonic()
         if self._child is self._killed and now - heard_at > _EXIT_GRACE_S:
             raise self._died()
-        if now - heard_at > HEARTBEAT_S and (pid := self.pid) is not None:
-            self._disk.look(pid, now)
-        if now - self._disk.sign_at(heard_at) > _SILENCE_S:
-            raise self._fell_silent()
+        if now - heard_at > HEARTBEAT_S and not self._is_at_disk(heard_at, _SILENCE_S):
+            raise self._fell_silent(now - heard_at)
         if self._cancelled_at is None:
             return
         self._send_cancel()
@@ -344,6 +343,13 @@ class EngineProcess:
             self.kill()
             raise self._died("The engine did not stop when asked to, and was ended.")
 
+    def _is_at_disk(self, heard_at: float, patience_s: float) -> bool:
+        """Whether a child that was last heard at `heard_at` was, or was seen at a disk, within `patience_s`."""
+        now = time.monotonic()
+        if (pid := self.pid) is not None:
+            self._disk.look(pid, now)
+        return now - self._disk.sign_at(heard_at) <= patience_s
+
     def _take_child(self) -> tuple[subprocess.Popen[bytes] | None, IO[bytes] | None]:
         """The child and its stderr, which are the caller's to end: another thread may start the next one meanwhile."""
         child, self._child = self._child, None
@@ -351,9 +357,9 @@ class EngineProcess:
         self.loaded = None
         return child, stderr
 
-    def _fell_silent(self) -> EngineDied:
+    def _fell_silent(self, silent_s: float) -> EngineDied:
         self.kill()
-        return self._died(f"The engine did not respond for {_SILENCE_S:.0f} s and was stopped.")
+        return self._died(f"The engine did not respond for {silent_s:.0f} s and was stopped.")
 
     def _died(self, message: str = "") -> EngineDied:
         """Collect the dead child and say what happened to it. message: why it was ended from here, if it was."""
@@ -375,8 +381,9 @@ class EngineProcess:
         """Close the pipes of an ended child, and take it off the list; returns the end of what it wrote to stderr."""
         from runner.running import entry
 
-        with suppress(OSError):
-            entry(self._paths.engines, child.pid).unlink(missing_ok=True)
+        if child.returncode is not None:
+            with suppress(OSError):
+                entry(self._paths.engines, child.pid).unlink(missing_ok=True)
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 try:
@@ -403,12 +410,17 @@ def temporary_file() -> IO[bytes]:
 
 def _wait_or_kill(child: subprocess.Popen[bytes]) -> None:
     """Wait until it has ended, which is soon. What waits for a disk or a driver does not even end when it is killed."""
-    try:
+    with suppress(subprocess.TimeoutExpired):
         child.wait(_EXIT_GRACE_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
+        return
+    child.kill()
+    killed_at = time.monotonic()
+    while (passed_s := time.monotonic() - killed_at) < _TEARDOWN_S:
         with suppress(subprocess.TimeoutExpired):
-            child.wait(_EXIT_GRACE_S)
+            child.wait(_LOOK_S)
+            return
+        if passed_s > _EXIT_GRACE_S and waits_for_disk(child.pid):
+            return
 
 
 def _written(file: int, data: memoryview) -> int:

@@ -38,6 +38,11 @@ class KeptChat:
         """Whether what is saved now is kept."""
         return self._store is not None and not self._is_deleted
 
+    @property
+    def n_kept(self) -> int:
+        """How many turns the chat in the store has in common with what was to be kept last."""
+        return self._n_kept
+
     def forget(self) -> None:
         """Leave the chat in the store as it is; the next save makes a new one."""
         self.session = None
@@ -102,11 +107,14 @@ class KeptChat:
         assert self._store is not None
         assert self.session is not None
         old = self.session.id
-        self.forget()
         if all(summary.id != old for summary in self._store.sessions()):
+            self.forget()
             self._is_deleted = True
             return Notice("warning", f"Chat {old} was deleted: this one is no longer kept.", "/clear starts a new one.")
-        self._create(about, turns)
+        if turns:
+            self._create(about, turns)
+        else:
+            self.forget()
         return Notice("warning", f"Chat {old} went on in another runner: what is here is kept as a chat of its own.")
 
 

@@ -17,6 +17,16 @@ def cpu_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
+def waits_for_disk(pid: int) -> bool:
+    """Whether a process waits in a way that nothing interrupts: for a disk, or for another device."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP)
+    except psutil.Error:
+        return False
+
+
 class DiskWatch:
     """When a process was last seen at a disk; to be looked at again and again while it says nothing.
 
@@ -33,11 +43,16 @@ class DiskWatch:
         import psutil
 
         try:
-            process = psutil.Process(pid)
-            if process.status() == psutil.STATUS_DISK_SLEEP:
+            if waits_for_disk(pid):
                 self._waited_at = now
-            read_bytes = int(process.io_counters().read_bytes)
-        except (psutil.Error, AttributeError, OSError, RuntimeError):  # macOS has no counters, some containers neither
+            read_bytes = int(psutil.Process(pid).io_counters().read_bytes)
+        except (
+            psutil.Error,
+            AttributeError,
+            OSError,
+            RuntimeError,
+            ValueError,
+        ):  # macOS has no counters, some containers neither
             return
         if read_bytes > self._read_bytes:
             self._read_bytes, self._read_at = read_bytes, now

@@ -1,5 +1,6 @@
 """Pastes of terminals that do not mark them: lines that come in one piece, and what comes right behind them, since
-hands type key by key. If a slow line gathers what was typed this is taken for one, and nothing of it is lost.
+hands type key by key. If a slow line gathers what was typed this may be taken for one, and nothing of it is lost; two
+lines that end with Enter are lines, as a program sends them, and so is one with a few keys behind it.
 
 It knows no front end, and not what is done with a paste.
 """
@@ -13,7 +14,8 @@ from typing import Final
 START: Final = "\x1b[200~"
 END: Final = "\x1b[201~"
 _TEXT: Final = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*")
-_MIN_CHARACTERS: Final = 16
+_BREAK: Final = re.compile(r"\r\n?|\n")
+_MIN_CHARACTERS, _MIN_LAST = 16, 8  # of all, and behind the only break: fewer may be keys that came late
 _PIECE_S: Final = 0.05  # from one piece of a paste to the next; no hand is so fast
 
 
@@ -34,5 +36,10 @@ class UnmarkedPastes:
 
 def _is_pasted(text: str) -> bool:
     """Whether it is several lines, and more of them than a slow line gathers of a hand's keys."""
-    is_broken = "\r" in text.strip() or "\n" in text.strip()
-    return is_broken and len(text) >= _MIN_CHARACTERS
+    lines = _BREAK.split(text.strip())
+    return len(text) >= _MIN_CHARACTERS and (len(lines) > 2 or (len(lines) == 2 and _is_open(text, lines[1])))
+
+
+def _is_open(text: str, last: str) -> bool:
+    """Whether it stops in a line of its own that was not ended."""
+    return len(last) >= _MIN_LAST and not text.endswith(("\r", "\n"))

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ from runner.events import (
 )
 from runner.store import Store
 from runner.telemetry import Timings
-from runner.transcript import to_markdown
+from runner.transcript import Session, to_markdown
 from runner.types import Message
 
 Piece = ChatEvent | str | Exception
@@ -546,6 +547,15 @@ def test_trouble_with_the_store_does_not_stop_an_answer_and_is_made_up_for(tmp_p
     store.close()
 
 
+class FullStore(FailingStore):
+    """One in which new chats fail, too."""
+
+    def create_session(self, **about: Any) -> Session:
+        if self.trouble:
+            raise self.trouble
+        return super().create_session(**about)
+
+
 def warnings(events: Iterator[ChatEvent]) -> list[str]:
     return [event.text for event in events if isinstance(event, Notice)]
 
@@ -564,6 +574,35 @@ def test_a_chat_that_cannot_be_kept_goes_on_and_says_so_once(tmp_path: Path) -> 
     (tmp_path / "data").unlink()
     assert warnings(conversation.send("q3")) == []
     assert [content for content, _ in kept(conversation, store)] == ["q2", "a2", "q3", "a3"]
+    store.close()
+
+
+def test_what_could_not_be_kept_is_kept_when_the_chat_is_left_and_the_next_one_tells_anew(tmp_path: Path) -> None:
+    store = FullStore(tmp_path / "chats.sqlite3")
+    conversation = talk(store, ["a1"], ["a2"], ["a3"])
+    store.trouble = StoreError("disk full")
+    assert len(warnings(conversation.send("q1"))) == 1
+    assert not conversation.catch_up()
+    store.trouble = None
+    conversation.clear()
+    assert [summary.n_turns for summary in store.sessions()] == [2]
+    store.trouble = StoreError("disk full")
+    assert len(warnings(conversation.send("q2"))) == 1
+    store.trouble = None
+    conversation.set_system("brief")
+    assert sorted(summary.n_turns for summary in store.sessions()) == [2, 2]
+    assert conversation.catch_up()
+    store.close()
+
+
+def test_a_message_that_the_store_never_had_is_taken_back(tmp_path: Path) -> None:
+    store = FullStore(tmp_path / "chats.sqlite3")
+    conversation = talk(store, ["a1"], ["a2"])
+    list(conversation.send("q1"))
+    store.trouble = StoreError("disk full")
+    list(conversation.send("q2"))
+    assert conversation.undo() == "q2"
+    assert [content for content, _ in said(conversation)] == ["q1", "a1"]
     store.close()
 
 

@@ -245,6 +245,7 @@ def test_an_engine_that_cannot_even_be_killed_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", Undying)
     monkeypatch.setattr("runner.engine_process._EXIT_GRACE_S", 0.2)
+    monkeypatch.setattr("runner.engine_process._TEARDOWN_S", 0.5)
     monkeypatch.setattr("runner.engine_process._CANCEL_GRACE_S", 0.2)
     engine = EngineProcess(user_paths())
     load(engine, script({"text": "slow " * 1000, "token_s": 0.02}))

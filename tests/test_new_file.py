@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 import threading
 from pathlib import Path
@@ -18,13 +19,37 @@ def test_a_pipe_is_written_into_and_not_replaced(tmp_path: Path, overwrite: bool
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     found: list[bytes] = []
-    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(end, True)
+
+    def read() -> None:
+        select.select([end], [], [])  # until somebody writes: before that a pipe is at its end
+        with open(end, "rb") as stream:
+            found.append(stream.read())
+
+    reader = threading.Thread(target=read)
     reader.start()
     write_new(pipe, "all of it\n" * 20_000, overwrite=overwrite)  # more than a pipe holds
     reader.join(30)
     assert found == [b"all of it\n" * 20_000]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_pipe_that_nobody_reads_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RunnerError, match="cannot be written"):
+        write_new(tmp_path / "pipe", "text")
+
+
+def test_what_a_link_names_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("one")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(UsageError, match="there already"):
+        write_new(tmp_path / "link", "two")
+    write_new(tmp_path / "link", "two", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "two"
 
 
 def test_a_device_that_takes_nothing_is_an_error_and_stays(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ class Repl:
                     break
                 text = self.source.read(self.refill.text)
                 self._silent.close()
+        if self.conversation.is_kept and not self.conversation.catch_up():
+            render.warn("This chat could not be kept, or not whole.")
         return self.exit_code
 
     def _hush(self) -> None:

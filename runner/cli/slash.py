@@ -62,9 +62,10 @@ def _exit(_repl: Repl, _argument: str) -> bool:
 
 
 def _clear(repl: Repl, _argument: str) -> None:
+    is_kept = repl.conversation.catch_up()
     repl.conversation.clear()
     repl.begin_anew()
-    render.narrate("A new chat. The one before is kept." if repl.conversation.is_kept else "A new chat.")
+    render.narrate("A new chat. The one before is kept." if is_kept else "A new chat.")
 
 
 def _model(repl: Repl, argument: str) -> None:

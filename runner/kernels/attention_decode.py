@@ -248,7 +248,7 @@ def attend_rows(
         HAS_SUMS=heads.sums is not None, SHARES=heads.shares_keys, VALUES=heads.has_value_norm,
         WIDTH=heads.width, ROWS=_rows(n_rows, norm, block_d, cache.is_int8),
         BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape, LENGTH=length, NVIDIA=nvidia, PDL=pdl,
-        num_warps=_warps(block_d), num_stages=_STAGES,
+        num_warps=_warps(block_d), num_stages=_stages(block_d, _multiplied_in(qkv, cache)),
         **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
     return Splits(
@@ -292,7 +292,7 @@ def _shape(per_group: int, block_d: int, kind: torch.dtype | None) -> dict[str, 
 # H200, mq4, us of a step after 16, 1000, 4096 and 16384 tokens, 16 layers of Llama-3.1-8B: 849, 879, 962 and 1241, two
 # programs a multiprocessor, for which carveout.py leaves room; with four stages and room for one (50 percent) 852, 866,
 # 962 and 1308. 28 layers of Qwen3-0.6B: 554, 620, 762 and 1274; 557, 602, 787 and 1401. See docs/LOG.md for splits.
-_STAGES = 3
+_STAGES, _STAGES_OF_LARGE_TILES = 3, 2
 _MOST_OF_TILE = 128  # positions
 _BLOCK_ROW = 128  # columns of all rows, or sums of 16 of them, at a time: for the norm of rows
 
@@ -304,6 +304,11 @@ def _warps(block_d: int) -> int:
     1.353, 1.390, 1.454.
     """
     return 8 if block_d > 128 else 4
+
+
+def _stages(block_d: int, kind: torch.dtype | None) -> int:
+    """Two where a tile of keys is larger than others are, so that it fits every GPU's shared memory."""
+    return _STAGES_OF_LARGE_TILES if kind is not None and block_d * kind.itemsize > 1024 else _STAGES
 
 
 def _most_registers(block_d: int, is_int8: bool) -> int | None:
@@ -333,10 +338,12 @@ def variants() -> Iterator[Variant]:
         ("bf16 d512, values normed, of keys", "*bf16", "head", (32, 4, 512, 256), 1),
         ("bf16 d512, values normed, of keys, M=16", "*bf16", "head", (32, 4, 512, 256), 16),
         ("int8 d512, values normed, of keys", "*i8", "head", (32, 4, 512, 256), 1),
+        ("fp32 d512, values normed, of keys", "*fp32", "head", (32, 4, 512, 256), 1),
         ("int8 d128", "*i8", "none", (32, 8, 128, 64), 1),
         ("int8 d128 norm of heads", "*i8", "head", (16, 8, 128, 64), 1),
     ):
         block_d, gain = next_power_of_2(d), None if norm == "none" else "*fp32"
+        kind = torch.float32 if form == "*fp32" else torch.bfloat16
         optional = dict.fromkeys(scales, "*fp32" if form == "*i8" else None)
         has_sums, grows = "sums" in name, name.endswith("that grow")
         yield Variant(
@@ -356,9 +363,9 @@ def variants() -> Iterator[Variant]:
                 "LENGTH": 64 if half == 128 else 0, "NVIDIA": False,
                 **_shape(h // g, block_d, None),
             },
-            nvidia_constants={"NVIDIA": True, **_shape(h // g, block_d, torch.bfloat16)},
+            nvidia_constants={"NVIDIA": True, **_shape(h // g, block_d, kind)},
             has_pdl=True,
             num_warps=_warps(block_d),
-            num_stages=_STAGES,
+            num_stages=_stages(block_d, kind),
             most_registers=_most_registers(block_d, form == "*i8"),
         )  # fmt: skip

@@ -6,6 +6,7 @@ threads and processes may use one database. It knows nothing of engines or scree
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sqlite3
 import threading
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runner.errors import StoreError, StoreUnwritable, UsageError, nearest
+from runner.errors import BusyError, StoreError, StoreUnwritable, UsageError, nearest
 from runner.store.database import as_runner_errors, connect, transaction, truncate_log, wipe_deleted
 from runner.store.rows import (
     MIGRATIONS,
@@ -33,6 +34,8 @@ from runner.store.rows import (
 )
 from runner.store.search_text import excerpt, fold, fold_terms
 from runner.transcript import Session, SessionSummary, Turn
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -155,8 +158,11 @@ class Store:
                 (now, session_id),
             )
         if removed and durable:  # not while an answer streams: each save replaces the one before
-            with self._read() as database:
-                truncate_log(database)
+            try:
+                with self._read() as database:
+                    truncate_log(database)
+            except (StoreUnwritable, BusyError) as error:  # what was written is there, and the next time wipes
+                log.warning("text that was replaced is not wiped yet: %s", error.message)
         return int(row[0]) + 1
 
     def update_session(self, session_id: str, change: Callable[[Session], Session]) -> Session | None:

@@ -75,9 +75,9 @@ class Later:
 
 
 def test_lines_that_come_in_one_piece_are_text_of_one_message(keys: PipeInput) -> None:
-    lines = "def f(x):\r    return x\r"
+    lines = "def f(x):\r    x += 1\r    return x\r"
     source = TerminalSource(work=Later(keys, "why: ", lines, ENTER))
-    assert source.read() == "why: def f(x):\n    return x\n"
+    assert source.read() == "why: def f(x):\n    x += 1\n    return x\n"
 
 
 def test_lines_that_were_typed_before_the_prompt_was_there_are_messages(keys: PipeInput) -> None:

@@ -391,3 +391,17 @@ def test_a_chat_without_an_id_of_ours_hides_no_other(store: Store) -> None:
         database.execute("UPDATE sessions SET id = NULL WHERE id = ?", (kept[2].id,))
     assert [summary.id for summary in store.sessions()] == [kept[0].id]
     assert store.latest() == store.get(kept[0].id) == kept[0]
+
+
+def test_turns_whose_wiping_fails_are_written_all_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = store.create_session(
+        model="m", turns=[Turn(role="user", content="q"), Turn(role="assistant", content="old")]
+    )
+
+    def full(_: object) -> bool:
+        raise StoreUnwritable("full")
+
+    monkeypatch.setattr("runner.store.chats.truncate_log", full)
+    revision = store.write_turns(session.id, 1, [Turn(role="assistant", content="new")], revision=session.revision)
+    assert revision == store.get(session.id).revision
+    assert [one.content for one in store.turns(session.id)] == ["q", "new"]

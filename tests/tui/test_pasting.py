@@ -29,7 +29,10 @@ def test_no_key_comes_out_of_a_paste_and_keys_after_it_do(size: int) -> None:
 @pytest.mark.parametrize(
     ("piece", "pasted"),
     [
-        ("first line\rsecond line\r", "first line\nsecond line\n"),
+        ("first line\rsecond line", "first line\nsecond line"),
+        ("first line\rsecond line\rthird\r", "first line\nsecond line\nthird\n"),
+        ("what a program sends at once\r/exit and so on\r", ""),
+        ("what a hand typed\rand n", ""),
         ("erste\r\n\tzweite Zeile ü", "erste\n\tzweite Zeile ü"),
         ("one\ntwo\nthree\nfour" + ANSWER, "one\ntwo\nthree\nfour"),
         ("what a hand typed while nobody read\r", ""),

@@ -51,7 +51,7 @@ from runner.kernels.kv_layer import LayerCache
 from runner.kernels.matmul import Activation, Logits, gate_ref, linear_gated, linear_logits
 from runner.kernels.splits import Splits
 from runner.kernels.values import MOST_ROWS, Parts, Squares, is_hopper
-from runner.model_config import RopeName
+from runner.model_config import ModelConfig, RopeName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +219,17 @@ def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | Fused
 _FLOP_BEHIND_LAUNCHES, _FLOP_ELSEWHERE = 9e11, 5.5e11
 
 
+def _products_of(config: ModelConfig) -> tuple[int, int]:
+    """How many weights a token is multiplied by in all layers, and how wide the mixtures of all their heads are."""
+    layers, experts = config.attention_layers, config.experts
+    width = config.intermediate_size if experts is None else experts.width_of_token
+    mixed = sum(config.num_heads * config.heads(layer).head_dim for layer in layers)
+    mixers = mixed + sum(map(config.qkv_size, layers))
+    if config.delta is not None:
+        mixers += len(config.delta.layers) * (config.delta.channels + 2 * config.delta.values_size)
+    return config.hidden_size * (mixers + 3 * config.num_layers * width), mixed
+
+
 class FusedDecoder:
     """A whole model on the device. Reads all weights when it is made; see MatrixReader for what that raises."""
 
@@ -235,6 +246,7 @@ class FusedDecoder:
             FusedLayer(layer, index, config.kept_at(index), f"model.layers.{index}", reader)
             for index, layer in enumerate(decoder.layers)
         ]
+        self._token_products, self._mixed = _products_of(config)
         self.has_experts = any(isinstance(layer.mlp, FusedMoE) for layer in self.layers)
         norm = read_norm(reader, decoder.model, "model", "norm")
         assert norm is not None
@@ -300,15 +312,8 @@ class FusedDecoder:
 
         It follows from the kind of the GPU and from no clock: the bits of a prompt follow from it.
         """
-        config, experts = self.decoder.config, self.decoder.config.experts
-        n_layers, layers = config.num_layers, config.attention_layers
-        width = config.intermediate_size if experts is None else experts.width_of_token
-        mixed = sum(config.num_heads * config.heads(layer).head_dim for layer in layers)
-        mixers = mixed + sum(map(config.qkv_size, layers))
-        if config.delta is not None:
-            mixers += len(config.delta.layers) * (config.delta.channels + 2 * config.delta.values_size)
-        flop = 2 * n_rows * (config.hidden_size * (mixers + 3 * n_layers * width) + 2 * mixed * first)
-        return flop < n_layers * (_FLOP_BEHIND_LAUNCHES if is_hopper(self.norm.gain) else _FLOP_ELSEWHERE)
+        flop = 2 * n_rows * (self._token_products + 2 * self._mixed * first)
+        return flop < len(self.layers) * (_FLOP_BEHIND_LAUNCHES if is_hopper(self.norm.gain) else _FLOP_ELSEWHERE)
 
     def interior(self) -> Interior:
         """See Interior: the same weights, each step on its own."""

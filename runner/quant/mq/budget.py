@@ -79,11 +79,13 @@ def _candidates(plan: PackedPlan) -> Iterator[tuple[str, list[str]]]:
         by_pattern.setdefault(pattern, []).append(tensor.name)
     layers = _from_the_edges(plan.config.num_layers)
     wanted = [f"model.layers.*.{_EVERYWHERE}.weight"]
+    of_values = [index for index in layers if plan.config.heads(index).shares_projection]  # values are these keys
+    wanted += [f"model.layers.{index}.self_attn.k_proj.weight" for index in of_values]
     for matrix in _BY_LAYER:
         for index in layers:
             name = f"model.layers.{index}.{matrix}.weight"
             wanted.append(name if name in by_pattern else name.replace(".mlp.", f".mlp{_ALL_EXPERTS}"))
-    yield from ((pattern, by_pattern[pattern]) for pattern in wanted if pattern in by_pattern)
+    yield from ((pattern, by_pattern[pattern]) for pattern in dict.fromkeys(wanted) if pattern in by_pattern)
 
 
 def _from_the_edges(count: int) -> list[int]:

@@ -32,6 +32,11 @@ def load_mtp(model: ReadyModel, config: ModelConfig, *, dtype: torch.dtype, devi
     Raises UnsupportedModel where there is none or it is of a kind that is not supported, by name, and BadModelFile for
     malformed files.
     """
+    if config.full_heads is not None:
+        raise UnsupportedModel(
+            "A multi-token head of a model whose layers have different heads is not supported.",
+            hint="Leave --spec mtp out, or draft with another model.",
+        )
     checkpoint = open_heads(model)
     layout = layout_of(checkpoint.tensors.keys(), config.num_layers)
     with torch.device("meta"):
