@@ -67,6 +67,7 @@ class Conversation:
         self._running: Generator[ChatEvent, None, None] | None = None
         self._own_title = ""
         self._trouble = ""  # with the store, which was said
+        self._untold: Notice | None = None  # what came of a save that nobody could be told of
         self._started_at = now()
         self.model = model
         self.params = params or SamplingParams()
@@ -166,7 +167,8 @@ class Conversation:
         """Put a question in place of the turns, keep it, and answer it."""
         before, self._turns = self._turns, question
         text, self.unsent = question[-1].content, ""
-        notice = self._save_or_say(len(question) - 1)
+        notice = self._save_or_say(len(question) - 1) or self._untold
+        self._untold = None
         self._running = self._answer(question, before=before, unsent=text, notice=notice)
         return self._running
 
@@ -220,7 +222,7 @@ class Conversation:
         """Take back the last message of the user and what came after it; returns the message."""
         self._settle()
         position = self._last_question("take back")
-        text, before, is_there = self._turns[position].content, self._turns, position < self._kept.n_kept
+        text, before, is_there = self._turns[position].content, self._turns, position < self._kept.n_there
         self._turns = self._turns[:position]
         try:
             self._save(position)
@@ -232,15 +234,15 @@ class Conversation:
 
     def catch_up(self) -> bool:
         """Keep what could not be kept so far, before this chat is left. Whether it is in the store, if anything is."""
-        if self._kept.is_on and self._kept.n_kept < len(self._turns):
+        if self._kept.is_on and not self._kept.is_whole(len(self._turns)):
             with suppress(StoreError, BusyError):
-                self._save(len(self._turns))
-        return self._kept.is_on and self._kept.n_kept == len(self._turns)
+                self._untold = self._save(len(self._turns)) or self._untold
+        return self._kept.is_on and self._kept.is_whole(len(self._turns))
 
-    def clear(self) -> None:
-        """Start a new conversation with the same system prompt. The one before stays in the store."""
+    def clear(self) -> bool:
+        """Start a new conversation with the same system prompt. Whether the one before is in the store, and stays."""
         self._settle()
-        self._replace(Session(id="", system=self.system, created_at=self._now()), [])
+        return self._replace(Session(id="", system=self.system, created_at=self._now()), [])
 
     def set_system(self, system: str | None) -> None:
         """Set or remove the system prompt, from the next answer on."""
@@ -274,6 +276,7 @@ class Conversation:
         Raises UsageError when there is no such chat, and when nothing is kept.
         """
         self._settle()
+        self.catch_up()  # it may be this one
         if self._store is None:
             raise UsageError(
                 "Chats are not kept, so none can be resumed.",
@@ -285,13 +288,14 @@ class Conversation:
         self._kept.open(session, len(turns))
         return session
 
-    def load(self, path: Path) -> None:
-        """Go on with a chat that was saved as JSON; it becomes a new chat in the store."""
+    def load(self, path: Path) -> bool:
+        """Go on with a chat that was saved as JSON; it becomes a new chat in the store. Returns what `clear` does."""
         self._settle()
         session, turns = read_chat(path)
-        self._replace(session, turns)
+        is_kept = self._replace(session, turns)
         with suppress(StoreError, BusyError):  # the next answer tells
             self._save(0)
+        return is_kept
 
     def save(self, path: Path, *, overwrite: bool = False) -> Path:
         """Write the conversation to a .json or .md file; returns its path."""
@@ -319,10 +323,10 @@ class Conversation:
             raise BusyError("An answer is still being written.", hint="Stop it first.") from error
         self._running = None
 
-    def _replace(self, session: Session, turns: list[Turn]) -> None:
-        self.catch_up()
+    def _replace(self, session: Session, turns: list[Turn]) -> bool:
+        is_kept = self.catch_up()
         self._kept.forget()
-        self._trouble = ""
+        self._trouble, self._untold = "", None
         self._turns = turns
         self._own_title = ""
         if session.title != self.title:
@@ -330,6 +334,7 @@ class Conversation:
         self._started_at = session.created_at
         self.system = session.system
         self.unsent = ""
+        return is_kept
 
     def _save(self, position: int, *, durable: bool = True) -> Notice | None:
         return self._kept.save(self.about(), self._turns, position, durable=durable)
@@ -352,10 +357,8 @@ class Conversation:
     def _describe(self) -> None:
         """Keep what changed about the chat; where that fails, the next save makes up for it, or tells."""
         with suppress(StoreError, BusyError):
-            if self._kept.n_kept < len(self._turns):
-                self._save(len(self._turns))
-            else:
-                self._kept.describe(self.about())
+            self.catch_up()
+            self._kept.describe(self.about())
 
 
 class _AnswerSoFar:

@@ -45,6 +45,7 @@ _BUSY_GRACE_S = 30.0  # then one product may be under way: that of a large model
 _BEATS_CPU_S = 0.02  # what the child's beats take of the CPU is less
 _EXIT_GRACE_S = 2.0
 _TEARDOWN_S = 30.0  # a process that was killed gives back its memory first, and much of it takes seconds
+_HELD_UP_S = 5.0  # of nothing but waiting for a disk or a driver
 _LOOK_S = 0.1
 _PAUSED_S = 1.0  # a look that took longer than this was stopped: Ctrl-Z, a frozen container, a sleeping machine
 _DEFAULT_CHAT_OPTIONS = ChatOptions()
@@ -197,8 +198,8 @@ class EngineProcess:
         if self._cancelled_at is not None and not self._has_sent_cancel:
             self._has_sent_cancel = self._send({"op": "cancel", "id": self._request}, patience_s=_LOOK_S)
 
-    def _send(self, message: dict[str, Any], *, patience_s: float) -> bool:
-        """Write a message; False when the child reads nothing for `patience_s`."""
+    def _send(self, message: dict[str, Any], *, patience_s: float, waits_for_disk: bool = False) -> bool:
+        """Write a message; False when the child reads nothing for `patience_s`, nor is seen at a disk where it may."""
         child = self._child
         self._is_sending = True
         try:
@@ -210,7 +211,11 @@ class EngineProcess:
                 has_room = select.select([], [child.stdin], [], _LOOK_S)[1]
                 if has_room and (n_written := _written(child.stdin.fileno(), data)):
                     data, n_looks, began_at = data[n_written:], 0, time.monotonic()
-                elif (n_looks := n_looks + 1) * _LOOK_S > patience_s and not self._is_at_disk(began_at, patience_s):
+                    continue
+                n_looks += 1
+                is_waiting = waits_for_disk and n_looks * _LOOK_S > HEARTBEAT_S
+                is_at_disk = is_waiting and self._is_at_disk(began_at, patience_s)
+                if n_looks * _LOOK_S > patience_s and not is_at_disk:
                     return False
         except (OSError, ValueError):
             log.debug("the engine's input is closed")  # its output ends too, and says so to the reader
@@ -230,7 +235,7 @@ class EngineProcess:
         self._is_sending = self._active = True  # in this order: a cancel from now on waits for the request's end
         is_done = False
         try:
-            if not self._send({**request, "id": number}, patience_s=_SILENCE_S):
+            if not self._send({**request, "id": number}, patience_s=_SILENCE_S, waits_for_disk=True):
                 raise self._fell_silent(_SILENCE_S)
             self._send_cancel()
             for message in self._messages():
@@ -414,13 +419,13 @@ def _wait_or_kill(child: subprocess.Popen[bytes]) -> None:
         child.wait(_EXIT_GRACE_S)
         return
     child.kill()
-    killed_at = time.monotonic()
-    while (passed_s := time.monotonic() - killed_at) < _TEARDOWN_S:
+    killed_at = free_at = time.monotonic()
+    while (now := time.monotonic()) - killed_at < _TEARDOWN_S and now - free_at < _HELD_UP_S:
         with suppress(subprocess.TimeoutExpired):
             child.wait(_LOOK_S)
             return
-        if passed_s > _EXIT_GRACE_S and waits_for_disk(child.pid):
-            return
+        if not waits_for_disk(child.pid):
+            free_at = now
 
 
 def _written(file: int, data: memoryview) -> int:

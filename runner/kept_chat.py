@@ -30,7 +30,7 @@ class KeptChat:
     def __init__(self, store: Store | None) -> None:
         self._store = store
         self._is_deleted = False
-        self._n_kept = 0
+        self._n_kept = self._n_there = 0  # turns that are the conversation's own; and of the chat in the store
         self.session: Session | None = None
 
     @property
@@ -39,21 +39,25 @@ class KeptChat:
         return self._store is not None and not self._is_deleted
 
     @property
-    def n_kept(self) -> int:
-        """How many turns the chat in the store has in common with what was to be kept last."""
-        return self._n_kept
+    def n_there(self) -> int:
+        """How many turns the chat in the store has."""
+        return self._n_there
+
+    def is_whole(self, n_turns: int) -> bool:
+        """Whether the chat in the store is a conversation of so many turns, as `save` last had it."""
+        return self._n_kept == self._n_there == n_turns
 
     def forget(self) -> None:
         """Leave the chat in the store as it is; the next save makes a new one."""
         self.session = None
-        self._n_kept = 0
+        self._n_kept = self._n_there = 0
         self._is_deleted = False
 
     def open(self, session: Session, n_turns: int) -> None:
         """Go on with a chat of the store, which has `n_turns` turns."""
         self.forget()
         self.session = session
-        self._n_kept = n_turns
+        self._n_kept = self._n_there = n_turns
 
     def save(self, about: Session, turns: Sequence[Turn], position: int, *, durable: bool = True) -> Notice | None:
         """Make the chat in the store equal to `turns`, of which those from `position` on are new or changed.
@@ -73,7 +77,7 @@ class KeptChat:
         if revision is None:
             return self._part_ways(about, turns)
         self.session = dataclasses.replace(session, revision=revision)
-        self._n_kept = len(turns)
+        self._n_kept = self._n_there = len(turns)
         if not turns:  # a chat in which nothing is said is none
             self._store.delete([session.id])
             self.forget()
@@ -100,7 +104,7 @@ class KeptChat:
             settings=about.settings,
             turns=turns,
         )
-        self._n_kept = len(turns)
+        self._n_kept = self._n_there = len(turns)
 
     def _part_ways(self, about: Session, turns: Sequence[Turn]) -> Notice:
         """The chat in the store is not the one that this process left there."""

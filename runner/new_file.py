@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from typing import Final
 
 from runner.errors import RunnerError, UsageError
+
+_OPEN_FILES: Final = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")  # names of what a process has open
 
 
 def write_new(
@@ -27,32 +30,38 @@ def write_new(
     """
     if os.path.isdir(path):  # which may have no name, as "/" has none
         raise UsageError(f"{path} is a directory, and this is written to a file.", hint="Name a file.")
-    if path.is_block_device():
-        raise UsageError(f"{path} is a disk, and this is written to a file.", hint="Name a file.")
     data = text.encode("utf-8", "replace")
-    path = path.resolve() if path.is_symlink() and path.is_file() else path
-    beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}")  # a character takes up to four bytes of 255
     try:
-        is_stream = path.exists() and not path.is_file()
-        if path.exists() and not (overwrite or is_stream):
+        if path.is_block_device():
+            raise UsageError(f"{path} is a disk, and this is written to a file.", hint="Name a file.")
+        if path.exists() and (not path.is_file() or str(path).startswith(_OPEN_FILES)):
+            _write_into(path, data)
+        elif path.exists() and not overwrite:
             raise UsageError(f"{path} is there already.", hint=remedy)
-        if is_stream:
-            with open(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "wb") as stream:  # a pipe that nobody reads: an error
-                os.set_blocking(stream.fileno(), True)
-                stream.write(data)
-            return
-        try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666)
-            with open(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        else:
+            _put(Path(os.path.realpath(path)) if path.is_symlink() else path, data, 0o600 if is_private else 0o666)
     except OSError as error:
         raise RunnerError(
             f"{path} cannot be written: {error.strerror or error}.",
             hint="Give another name, in a directory of your own on a disk with room.",
         ) from error
+
+
+def _write_into(stream: Path, data: bytes) -> None:
+    """What is no file, or one that is open already, goes on; a pipe that nobody reads is an error, and no wait."""
+    with open(os.open(stream, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK), "wb") as end:
+        os.set_blocking(end.fileno(), True)
+        end.write(data)
+
+
+def _put(path: Path, data: bytes, mode: int) -> None:
+    beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}")  # a character takes up to four bytes of 255
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -36,7 +36,7 @@ class DiskWatch:
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._read_bytes = 0
+        self._read_bytes: int | None = None
         self._read_at = self._waited_at = 0.0
 
     def look(self, pid: int, now: float) -> None:
@@ -46,16 +46,11 @@ class DiskWatch:
             if waits_for_disk(pid):
                 self._waited_at = now
             read_bytes = int(psutil.Process(pid).io_counters().read_bytes)
-        except (
-            psutil.Error,
-            AttributeError,
-            OSError,
-            RuntimeError,
-            ValueError,
-        ):  # macOS has no counters, some containers neither
-            return
-        if read_bytes > self._read_bytes:
-            self._read_bytes, self._read_at = read_bytes, now
+        except (psutil.Error, AttributeError, OSError, RuntimeError, ValueError):
+            return  # macOS has no counters, some containers neither
+        if self._read_bytes is not None and read_bytes > self._read_bytes:
+            self._read_at = now
+        self._read_bytes = read_bytes
 
     def pause(self, paused_s: float) -> None:
         """Nobody could look for so long."""

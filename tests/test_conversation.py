@@ -595,6 +595,37 @@ def test_what_could_not_be_kept_is_kept_when_the_chat_is_left_and_the_next_one_t
     store.close()
 
 
+def test_what_an_edit_that_is_not_kept_left_in_the_store_is_not_taken_back_and_is_replaced_later(
+    tmp_path: Path,
+) -> None:
+    store = FullStore(tmp_path / "chats.sqlite3")
+    conversation = talk(store, ["a1"], ["a2"], ["a3"])
+    list(conversation.send("q1"))
+    list(conversation.send("q2"))
+    store.trouble = StoreError("disk full")
+    list(conversation.edit_last("q2x"))
+    with pytest.raises(StoreError):
+        conversation.undo()
+    assert not conversation.catch_up()
+    store.trouble = None
+    assert conversation.catch_up()
+    assert [content for content, _ in kept(conversation, store)] == ["q1", "a1", "q2x", "a3"]
+    store.close()
+
+
+def test_that_a_chat_was_deleted_elsewhere_is_told_by_the_next_answer(tmp_path: Path) -> None:
+    store = FullStore(tmp_path / "chats.sqlite3")
+    conversation = talk(store, ["a1"], ["a2"], ["a3"])
+    list(conversation.send("q1"))
+    store.trouble = StoreError("disk full")
+    list(conversation.send("q2"))
+    store.trouble = None
+    store.delete([str(conversation.session_id)])
+    conversation.set_system("brief")
+    assert "was deleted" in " ".join(warnings(conversation.send("q3")))
+    store.close()
+
+
 def test_a_message_that_the_store_never_had_is_taken_back(tmp_path: Path) -> None:
     store = FullStore(tmp_path / "chats.sqlite3")
     conversation = talk(store, ["a1"], ["a2"])

@@ -52,6 +52,21 @@ def test_what_a_link_names_is_replaced_and_the_link_stays(tmp_path: Path) -> Non
     assert (tmp_path / "file").read_text() == "two"
 
 
+def test_what_a_process_has_open_is_written_on_to(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+") as out:
+        out.write("before\n")
+        out.flush()
+        write_new(Path(f"/dev/fd/{out.fileno()}"), "chat\n")
+        assert (tmp_path / "out").read_text() == "before\nchat\n"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_name_that_no_disk_takes_is_an_error_with_a_remedy(tmp_path: Path, overwrite: bool) -> None:
+    with pytest.raises(RunnerError, match="cannot be written: File name too long"):
+        write_new(tmp_path / ("x" * 300), "text", overwrite=overwrite)
+
+
 def test_a_device_that_takes_nothing_is_an_error_and_stays(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("/dev/full is Linux's")

@@ -62,10 +62,16 @@ def _exit(_repl: Repl, _argument: str) -> bool:
 
 
 def _clear(repl: Repl, _argument: str) -> None:
-    is_kept = repl.conversation.catch_up()
-    repl.conversation.clear()
+    is_wanted = repl.conversation.is_kept
+    is_kept = repl.conversation.clear()
     repl.begin_anew()
     render.narrate("A new chat. The one before is kept." if is_kept else "A new chat.")
+    _warn_of_loss(is_wanted=is_wanted, is_kept=is_kept)
+
+
+def _warn_of_loss(*, is_wanted: bool, is_kept: bool) -> None:
+    if is_wanted and not is_kept:
+        render.warn("The chat before could not be kept, or not whole.")
 
 
 def _model(repl: Repl, argument: str) -> None:
@@ -224,8 +230,10 @@ def _save(repl: Repl, argument: str) -> None:
 def _load(repl: Repl, argument: str) -> None:
     if not argument:
         raise UsageError("/load needs the name of a file.", hint="It is: /load PATH.json")
-    repl.conversation.load(path_of(argument, repl.directory))
+    is_wanted = repl.conversation.is_kept
+    is_kept = repl.conversation.load(path_of(argument, repl.directory))
     repl.begin_anew()
+    _warn_of_loss(is_wanted=is_wanted, is_kept=is_kept)
     render.say(repl.recap())
 
 

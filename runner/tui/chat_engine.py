@@ -198,6 +198,7 @@ class ChatEngine:
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:
             request()
+        self.conversation.catch_up()
         self._engine.close()
 
     def _start(self) -> None:
