@@ -17,7 +17,7 @@ import torch
 
 from runner.backends.native import fused_moe, kv_cache, stream
 from runner.backends.native.execution import PlainExecution
-from runner.backends.native.fused import FusedDecoder, FusedMlp
+from runner.backends.native.fused import FusedDecoder, _products_of, FusedMlp
 from runner.backends.native.fused_execution import FusedExecution
 from runner.backends.native.fused_moe import FusedMoE
 from runner.backends.native.graphs import Graphs
@@ -372,7 +372,8 @@ def test_large_models_and_long_prompts_do_not_wait_for_launches(
     llama_8b = {
         "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128
     }  # fmt: skip
-    decoder.decoder.config = dataclasses.replace(decoder.decoder.config, **llama_8b)  # type: ignore[arg-type]
+    config = dataclasses.replace(decoder.decoder.config, **llama_8b)  # type: ignore[arg-type]
+    decoder._token_products, decoder._mixed = _products_of(config)
     assert all(decoder.waits_for_launches(*prompt) for prompt in waiting)
     assert not any(decoder.waits_for_launches(*prompt) for prompt in others)
 
