@@ -17,7 +17,7 @@ import torch
 
 from runner.backends.native import fused_moe, kv_cache, stream
 from runner.backends.native.execution import PlainExecution
-from runner.backends.native.fused import FusedDecoder, _products_of, FusedMlp
+from runner.backends.native.fused import FusedDecoder, FusedMlp, _products_of
 from runner.backends.native.fused_execution import FusedExecution
 from runner.backends.native.fused_moe import FusedMoE
 from runner.backends.native.graphs import Graphs
