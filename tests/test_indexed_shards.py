@@ -121,7 +121,7 @@ def test_one_that_is_gone_is_missed_by_all_and_the_model_goes_as_one(names: tupl
     assert (model.state, model.num_here, model.num_files) == ("partial", 1, 2)
     (finding,) = findings()
     assert (finding.name, finding.problem) == (names[1], "missing")
-    with pytest.raises(BusyError, match="not on this machine"):
+    with pytest.raises(BusyError, match="not whole on this machine"):
         ready_at(spec())
     assert [file.name for file in plan_pull(spec()).missing] == []  # its blob is here
     removals = plan_removal(
