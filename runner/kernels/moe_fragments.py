@@ -243,12 +243,14 @@ def multiplies_experts(w: PackedMatrix, k: int) -> bool:
     return k <= _MOST_SLOTS and (not is_nvidia(w.packed) or _works(w.format, w.packed.device))
 
 
-def operands_to_try(form: str, device: torch.device) -> tuple[PackedMatrix, Tensor, Int8Fragments, Tensor]:
-    """Four tiles of weights in fragments on the device, and dense on the CPU; three rows, apart; the same."""
+def operands_to_try(
+    form: str, device: torch.device, n_rows: int = 3
+) -> tuple[PackedMatrix, Tensor, Int8Fragments, Tensor]:
+    """Four tiles of weights in fragments on the device, and dense on the CPU; some rows, apart; the same."""
     random = torch.Generator().manual_seed(0)
     n_groups = 38  # several steps, the last of which is not full
     planes = random_matrix(form, n_groups, random, n_rows=4 * TILE)
-    x = activations_ref(0.002 * torch.randn(3, GROUP * n_groups, generator=random), ZEROS[form], apart=True)
+    x = activations_ref(0.002 * torch.randn(n_rows, GROUP * n_groups, generator=random), ZEROS[form], apart=True)
     return moved(to_fragments(planes), device), dequantize_ref(planes), moved(x, device), activation_rows(x)
 
 
@@ -265,17 +267,28 @@ def try_experts(form: str, device: torch.device) -> bool:
         moe_pairs.gate_pairs, args, (0, 0, False, ACTIVATIONS["silu"]), TILE, TILE
     )
     experts = torch.tensor([[2, 0, 1]], dtype=torch.int32, device=device)
-    launches = GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE)
-    launches.sum(weights, h, None, parts)
-    apart = torch.empty_like(gated)
-    launches.products(moe_pairs.store_pairs, (apart, TILE, (apart, 0.0, 0.0), apart, (experts, 3, TILE)), (0, 0, False))
-    again, squares = torch.zeros_like(h), torch.empty_like(parts)
-    add_slots(apart, weights, again, squares)
+    GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE).sum(weights, h, None, parts)
     gate, up = (rows @ dense[: 2 * TILE].T).chunk(2, 1)
     by_slot = torch.einsum("sk,snk->sn", rows, dense.view(4, TILE, -1)[experts[0].tolist()])
     wanted = ((gated, gate.sigmoid() * gate * up), (h, weights.cpu() @ by_slot))
     are_right = all(bool((found.cpu() - right).norm() < 1e-4 * right.norm()) for found, right in wanted)
-    return are_right and torch.equal(h, again) and torch.equal(parts, squares)
+    return are_right and _sums_alike(form, device)
+
+
+def _sums_alike(form: str, device: torch.device) -> bool:
+    """Whether two rows of as many slots as `products` is for have the same sums and squares either way."""
+    n_rows, n_slots = 2, 9
+    assert multiplies_one_by_one(n_rows, n_slots)
+    w, _, x, _ = operands_to_try(form, device, n_rows * n_slots)
+    experts = (torch.arange(n_rows * n_slots, dtype=torch.int32, device=device) % 3).view(n_rows, n_slots)
+    weights = torch.linspace(0.3, 0.1, n_rows * n_slots, device=device).view(n_rows, n_slots)
+    h, parts = torch.zeros(2, n_rows, TILE, device=device), torch.empty(2, n_rows, 1, device=device)
+    launches = GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE)
+    launches.sum(weights, h[0], None, parts[0])
+    y = h.new_empty(n_rows * n_slots, TILE)
+    launches.products(moe_pairs.store_pairs, (y, TILE, (y, 0.0, 0.0), y, (experts, n_slots, TILE)), (0, 0, False))
+    add_slots(y, weights, h[1], parts[1])
+    return torch.equal(*h) and torch.equal(*parts)
 
 
 _works = cache(try_experts)
