@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 from live_samples import RAM_SAMPLE
+from rich.console import RenderableType
 from staged_app import CHECKS, NOON, TURNS, OneDay, StillEngine, StillWatch, explained_once
+from textual._compositor import Compositor, visible_screen_stack
 from textual.css.stylesheet import Stylesheet
+from textual.screen import Screen
 
 from runner.config import LoadOptions
 from runner.paths import user_paths
@@ -36,7 +39,24 @@ def parse_once() -> None:
     Stylesheet._parse_rules = parsed
 
 
+def compose_what_is_looked_at() -> None:
+    """No terminal shows the frames of an app in a test, and they take a third of its time: those asked for are made."""
+    render = Compositor.render_update
+
+    def rendered(
+        self: Compositor, full: bool = False, screen_stack: list[Screen] | None = None, simplify: bool = False
+    ) -> RenderableType | None:
+        if full:  # a picture
+            return render(self, full, screen_stack, simplify)
+        visible_screen_stack.set([] if screen_stack is None else screen_stack)
+        self._dirty_regions.clear()
+        return None
+
+    Compositor.render_update = rendered  # type: ignore[method-assign]
+
+
 parse_once()
+compose_what_is_looked_at()
 
 
 @pytest.fixture
