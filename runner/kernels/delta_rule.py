@@ -161,6 +161,13 @@ def _convolved(total, mixed, stride, taps, m, c, C: tl.constexpr, PAST: tl.const
 
 
 @triton.jit
+def _sigmoid(x):
+    """By two instructions behind the exponential; a division takes ten."""
+    root = tl.rsqrt(1.0 + tl.exp(-x))
+    return root * root
+
+
+@triton.jit
 def _of_length_1(x):
     return x * tl.rsqrt(tl.sum(x * x, 0) + _EPS_OF_LENGTH)
 
@@ -242,11 +249,10 @@ def _inputs(past, c, before, n_past, C: tl.constexpr, PAST: tl.constexpr):
 @triton.jit
 def _convolved_row(x, inputs, weights, PAST: tl.constexpr):
     """silu of the convolution of one row x."""
-    total = tl.zeros(x.shape, tl.float32)
+    total = x.to(tl.float32) * weights[PAST]
     for i in tl.static_range(PAST):
-        total += inputs[i].to(tl.float32) * weights[i]
-    total += x.to(tl.float32) * weights[PAST]
-    return total * tl.sigmoid(total)
+        total = tl.fma(inputs[i].to(tl.float32), weights[i], total)
+    return total * _sigmoid(total)
 
 
 @triton.jit
@@ -309,7 +315,7 @@ def _delta_step(
         k = _of_length_1(_convolved_row(row_k, past_k, taps_k, PAST))
         v = _convolved_row(row_v, past_v, taps_v, PAST)
         decay = tl.exp(ones * _log_decay(head_a, head_fading, head_bias))
-        share = ones * tl.sigmoid(head_b.to(tl.float32))
+        share = ones * _sigmoid(head_b.to(tl.float32))
         state, answer = _updated(state, q, k, v, decay, share)
         tl.store(out + (m * HV + h) * DV + j, answer)
         slot = after % SLOTS
@@ -410,13 +416,13 @@ def delta_step(rows: DeltaRows, weights: DeltaWeights, slots: DeltaSlots, start:
     rows.check(weights, slots, start, None)
     n_slots, heads, dk, dv = slots.states.shape
     n_rows, mixed, a, b = len(rows.mixed), rows.mixed, rows.a, rows.b
-    out = torch.empty(n_rows, heads * dv, dtype=torch.float32, device=mixed.device)
+    out, block = torch.empty(n_rows, heads * dv, dtype=torch.float32, device=mixed.device), _step_block(heads)
     for first in range(0, n_rows, n_slots - 1):  # a slot that is read is not written
         pdl = has_pdl(mixed) and first == 0
-        _delta_step[(dv // _BLOCK, heads)](
+        _delta_step[(dv // block, heads)](
             mixed[first:], mixed.stride(0), a[first:], b[first:], a.stride(0), weights.taps, weights.fading,
             weights.bias, slots.states, slots.past, start, out[first:], first, min(n_rows - first, n_slots - 1),
-            BLOCK=_BLOCK, SCALE=dk**-0.5, PDL=pdl, num_warps=_WARPS, **sizes_of(rows, slots), **pdl_option(pdl),
+            BLOCK=block, SCALE=dk**-0.5, PDL=pdl, num_warps=_WARPS, **sizes_of(rows, slots), **pdl_option(pdl),
             **OPTIONS,
         )  # fmt: skip
     return out
@@ -474,8 +480,18 @@ def sizes_of(rows: DeltaRows, slots: DeltaSlots) -> dict[str, int]:
 
 # A warp with 8 columns has 32 numbers of a head of 128 a lane, and of 32 heads four programs run on a multiprocessor,
 # one on each of its schedulers. Prepared rows are asked for STAGES ahead; Triton 3.6 fails to compile that for AMD. One
-# takes 0.67 us (H200), most of which a warp waits for itself, and a row of a step, which it prepares too, 1.5.
+# takes 0.67 us (H200), most of which a warp waits for itself.
 _BLOCK, _WARPS, _STAGES, _ROWS = 8, 1, 4, 2
+
+
+def _step_block(heads: int) -> int:
+    """Columns of a program of a step, which prepares its rows itself: so fewer programs have less to do.
+
+    H200, heads of 128, us of 1, 2, 4, 8 and 16 rows with 8 | 16 columns. 16 heads 2.47, 3.16, 4.55, 7.76, 17.4 | 2.34,
+    3.09, 4.97, 8.28, 19.4; 32 heads 3.40, 4.38, 5.89, 9.67, 21.0 | 3.05, 3.61, 5.67, 9.29, 21.6; 48 heads 4.31, 5.56,
+    7.95, 13.0, 27.4 | 3.61, 4.53, 7.02, 11.0, 26.4.
+    """
+    return 16 if heads >= 32 else 8
 
 
 def variants() -> Iterator[Variant]:
@@ -487,9 +503,9 @@ def variants() -> Iterator[Variant]:
         }  # fmt: skip
         made = {"q": "*fp32", "k": "*fp32", "v": "*fp32", "gates": "*fp32", "n_rows": "i32", "stride": "i32:16"}
         state = {"mixed": "*bf16", "states": "*fp32", "past": "*bf16", "start": "*i32", "out": "*fp32"}
-        of_rows = {"gate_stride": "i32:16", "stride": "i32:16", "n_rows": "i32"}
+        of_rows, block = {"gate_stride": "i32:16", "stride": "i32:16", "n_rows": "i32"}, _step_block(hv)
         for operation, kernel, signature, constants in (
-            ("step", _delta_step, {**read, **state, **of_rows, "first": "i32"}, {"BLOCK": _BLOCK, "SCALE": dk**-0.5}),
+            ("step", _delta_step, {**read, **state, **of_rows, "first": "i32"}, {"BLOCK": block, "SCALE": dk**-0.5}),
             ("prepare", _prepare, {**read, **made, "gate_stride": "i32:16"}, {"ROWS": _ROWS, "SCALE": dk**-0.5}),
             ("rows", _delta_rows, {**made, **state, "count": "*i32"}, {"BLOCK": _BLOCK, "STAGES": 1}),
         ):
