@@ -97,7 +97,9 @@ def random_tensor(tensor: TensorPlan, device: torch.device) -> Encoded:
     if tensor.is_kept:
         (part,) = tensor.parts.values()
         if len(tensor.shape) == 1:
-            values = torch.ones(tensor.shape, device=device)
+            # A router's scale is divided by that: scores then differ as they do in other models.
+            value = tensor.shape[0] ** 0.5 if tensor.name.endswith(".router.scale") else 1.0
+            values = torch.full(tensor.shape, value, device=device)
         else:
             values = torch.randn(tensor.shape, generator=generator, device=device) * tensor.shape[-1] ** -0.5
         return Encoded(parts={"": values.to(part.dtype)}, parameters={})
