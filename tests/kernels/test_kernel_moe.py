@@ -192,10 +192,10 @@ def test_rows_are_rounded_beside_the_choice_as_they_are_alone(length: int, rotat
 
 @pytest.mark.parametrize(("length", "rotation"), [(512, 256), (64, 1)])
 @pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize("more", [{}, {"is_shared": True}, {"factors": random(12, seed=5)}], ids=str)
-def test_rows_are_rounded_to_fragments_beside_the_choice(
-    length: int, rotation: int, more: dict[str, Any], has_norm: bool
-) -> None:
+@pytest.mark.parametrize("kind", ["plain", "shared", "with factors"])
+def test_rows_are_rounded_to_fragments_beside_the_choice(length: int, rotation: int, kind: str, has_norm: bool) -> None:
+    more: dict[str, Any] = {"is_shared": kind == "shared"}
+    more |= {"factors": random(12, seed=5)} if kind == "with factors" else {}
     logits, h, gain = random(3, 12) * 4, random(3, length, seed=2), random(length, seed=3) if has_norm else None
     squares = Squares(parts=random(3, 5, seed=4).square(), size=length, eps=1e-5) if has_norm else None
     weights, experts, rows = route_and_round(
