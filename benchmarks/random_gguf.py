@@ -88,11 +88,17 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     experts, hidden = config.experts, config.hidden_size
     for layer in experts.layers if experts else ():
         block, count, width = f"blk.{layer}.ffn_", experts.count, experts.intermediate_size
+        found[f"{block}gate_inp.weight"] = (count, hidden)
+        found[f"{block}down_exps.weight"] = (count, hidden, width)
+        if experts.is_beside:
+            found[f"{block}gate_up_exps.weight"] = (count, 2 * width, hidden)
+            found |= {f"{block}gate_inp.scale": (hidden,), f"{block}down_exps.scale": (count,)}
+            norms = ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
+            found |= {f"blk.{layer}.{norm}.weight": (hidden,) for norm in norms}
+            continue
         for name in ("gate", "up", "down"):
             del found[f"{block}{name}.weight"]
-        found[f"{block}gate_inp.weight"] = (count, hidden)
         found |= {f"{block}{name}_exps.weight": (count, width, hidden) for name in ("gate", "up")}
-        found[f"{block}down_exps.weight"] = (count, hidden, width)
         if experts.has_bias:
             found[f"{block}gate_inp.bias"] = (count,)
             found |= {f"{block}{name}_exps.bias": (count, width) for name in ("gate", "up")}

@@ -92,23 +92,30 @@ def plan_of(config: ModelConfig, recipe: str) -> PackedPlan:
 
 
 def random_tensor(tensor: TensorPlan, config: ModelConfig, device: torch.device) -> Encoded:
-    """The parts of one tensor, the same ones each time on one kind of device.
-
-    Where a model does not divide scores (Gemma 4), the norm of its queries has learnt to: without that attention is
-    all but one-hot, and logits of two layers in bfloat16 are off by 0.057 of themselves for 0.009.
-    """
+    """The parts of one tensor, the same ones each time on one kind of device."""
     generator = torch.Generator(device).manual_seed(zlib.crc32(tensor.name.encode()))
     if tensor.is_kept:
         (part,) = tensor.parts.values()
         if len(tensor.shape) == 1:
-            divides = config.attention_scale == 1 and tensor.name.endswith(".q_norm.weight")
-            values = torch.full(tensor.shape, tensor.shape[0] ** -0.5 if divides else 1.0, device=device)
+            values = torch.full(tensor.shape, _gain(tensor, config), device=device)
         else:
             values = torch.randn(tensor.shape, generator=generator, device=device) * tensor.shape[-1] ** -0.5
         return Encoded(parts={"": values.to(part.dtype)}, parameters={})
     form = TENSOR_FORMATS[tensor.format]
     assert isinstance(form, GridFormat), tensor.format
     return random_matrix(form, tensor.matrix_shape, generator, device)
+
+
+def _gain(tensor: TensorPlan, config: ModelConfig) -> float:
+    """What a vector is made of: 1, but where a trained one undoes what Gemma 4 leaves to it.
+
+    Scores are not divided there, the norm of queries does it: without that attention is all but one-hot, and logits of
+    two layers in bfloat16 are off by 0.057 of themselves for 0.009. A router's scale is divided by the root of its
+    size: experts' scores then differ as they do in other models.
+    """
+    if config.attention_scale == 1 and tensor.name.endswith(".q_norm.weight"):
+        return float(tensor.shape[0] ** -0.5)
+    return float(tensor.shape[0] ** 0.5) if tensor.name.endswith(".router.scale") else 1.0
 
 
 def random_matrix(

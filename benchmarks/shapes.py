@@ -143,6 +143,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "sliding_window": 1024}
     | {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256}
     | {"num_global_key_value_heads": 4, "global_head_dim": 512},
+    "gemma-4-26b-a4b": _GEMMA4
+    | {"hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30, "sliding_window": 1024}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256}
+    | {"num_global_key_value_heads": 2, "global_head_dim": 512, "enable_moe_block": True}
+    | {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
     "mistral-nemo-12b": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "rms_norm_eps": 1e-5}
     | {"vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 14336, "num_hidden_layers": 40}
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": None}

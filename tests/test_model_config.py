@@ -47,10 +47,13 @@ SUPPORTED = (
 )
 # Keys that a copy of a config has lost, without which its special tokens lie outside the vocabulary.
 LOST = {"phi-4.json": {"vocab_size": 100352}}
-WHOLES = ("Qwen--Qwen3.5-27B_config.json", "Qwen--Qwen3.5-35B-A3B_config.json")
+WHOLES = (
+    "Qwen--Qwen3.5-27B_config.json",
+    "Qwen--Qwen3.5-35B-A3B_config.json",
+    "google--gemma-4-26B-A4B_config.json",
+)
 MIMO = "XiaomiMiMo--MiMo-7B-Base_config.json"
 REFUSED = {
-    "google--gemma-4-26B-A4B_config.json": "config.json: enable_moe_block = True is not supported.",
     "mistralai--Mixtral-8x7B-v0.1_config.json": "mixtral: model type not supported.",
 }
 

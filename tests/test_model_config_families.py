@@ -123,6 +123,12 @@ GEMMA4: dict[str, Any] = {
 }
 GLOBAL_KEYS: dict[str, Any] = {"global_head_dim": 512, "num_global_key_value_heads": 4}
 OVERRIDE = {"head_dim": 512, "num_key_value_heads": 4}
+MOE: dict[str, Any] = {
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
 WIDE = HeadSizes(num_kv_heads=4, head_dim=512, shares_projection=True)
 
 
@@ -182,7 +188,6 @@ def test_of_gemma4s_wide_heads_a_quarter_is_turned_and_all_are_pairs() -> None:
     [
         ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input = 256"),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers = 4"),
-        ({"enable_moe_block": True}, "enable_moe_block = True"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = all"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"rope_parameters": {"full_attention": {"rope_type": "axial"}}}, "rope_parameters.full_attention.rope_type"),
@@ -229,7 +234,37 @@ def test_numbers_of_gemma4_that_make_no_sense_are_refused(changes: dict[str, Any
         gemma4(**changes)
 
 
-@pytest.mark.parametrize("layers", [GLOBAL_KEYS, {"per_layer_config": {"05": OVERRIDE, "11": OVERRIDE}}])
+def test_gemma4_with_experts_has_them_beside_the_mlp_of_every_layer() -> None:
+    experts = gemma4(**MOE).experts
+    assert experts is not None
+    assert (experts.count, experts.per_token, experts.intermediate_size) == (128, 8, 704)
+    assert (experts.routing, experts.activation, experts.router) == ("topk_softmax", "gelu_tanh", "router.proj")
+    assert (experts.layers, experts.is_beside, experts.has_bias) == (tuple(range(12)), True, False)
+    assert experts.width_of_token == 8 * 704
+    theirs = AutoConfig.for_model(**GEMMA4 | GLOBAL_KEYS | MOE)
+    assert parse_model_config(json.loads(theirs.to_json_string(use_diff=False))) == gemma4(**MOE)
+    assert gemma4(**MOE | {"enable_moe_block": False}).experts is None  # what else is said of them says nothing
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"enable_moe_block": "yes"}, "enable_moe_block = yes is not valid"),
+        ({"num_experts": None}, "num_experts = None is not valid"),
+        ({"num_experts": 0}, "num_experts = 0 is not valid"),
+        ({"top_k_experts": 129}, "top_k_experts = 129 is not valid"),
+        ({"top_k_experts": None}, "top_k_experts = None is not valid"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size = None is not valid"),
+    ],
+)
+def test_numbers_of_experts_of_gemma4_are_refused_by_their_names(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadModelFile) as caught:
+        gemma4(**MOE | changes)
+    assert words in caught.value.message
+    assert caught.value.hint.startswith("It must be")
+
+
+@pytest.mark.parametrize("layers", [GLOBAL_KEYS, MOE, {"per_layer_config": {"05": OVERRIDE, "11": OVERRIDE}}])
 def test_gemma4_is_estimated_as_it_is_run(layers: dict[str, Any]) -> None:
     keys = {**GEMMA4, **layers}
     config, shape = parse_model_config(keys), config_shape(keys)

@@ -93,7 +93,7 @@ def test_what_the_native_backend_runs_is_counted_alike(name: str, shared_data: P
         parsed = dataclasses.replace(parsed, vocab_size=shape.vocab_size)
     assert shape.num_parameters == num_parameters(parsed)
     assert (shape.num_active_parameters < shape.num_parameters) == (parsed.experts is not None)
-    of_token = 2 * len(parsed.attention_layers) * parsed.num_kv_heads * parsed.head_dim
+    of_token = sum(2 * parsed.heads(layer).keys_size for layer in parsed.attention_layers)
     assert sum(cache.width for cache in shape.caches) == of_token
     for dtype in (torch.float32, torch.bfloat16):
         kept = sum(cache.state_bytes(dtype.itemsize) for cache in shape.caches)

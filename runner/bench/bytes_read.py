@@ -98,7 +98,7 @@ def _of_checkpoint(sizes: Mapping[str, int], plain_config: Mapping[str, object])
     found = of_text_model(sizes, config.model_type)
     sizes = {name: size for name, size in found.items() if not (is_tied and name.startswith(head))}
     embeddings = set[str]() if is_tied else {name for name in sizes if name.startswith("model.embed_tokens.")}
-    experts = {name for name in sizes if ".mlp.experts." in name}
+    experts = {name for name in sizes if ".experts." in name}
     idle = 1 - config.experts.per_token / config.experts.count if config.experts else 0.0
     total, read = _summed(sizes, embeddings, experts, idle)
     rows = 0 if is_tied else config.vocab_size * config.hidden_size

@@ -260,12 +260,14 @@ def variants() -> Iterator[Variant]:
         ("mq4", 1, 768, 32, False), ("mq4", 2, 768, 32, False), ("mq4", 1, 0, 12, False), ("mq4", 2, 0, 12, False),
         ("mq4-uniform", 2, 768, 32, False), ("mq6", 2, 768, 32, False),
         ("mq4", 1, 2880, 45, True), ("mq4", 1, 0, 45, True), ("mq4-uniform", 1, 768, 32, True),
-        ("mq6", 1, 768, 32, True),
+        ("mq6", 1, 768, 32, True), ("mq4", 1, 704, 44, True), ("mq4", 1, 0, 11, True),  # the last two: Gemma 4, gelu
     ):  # fmt: skip
+        is_gemma4 = n_pairs in (44, 11)
+        of_step = f" of a step{', Gemma 4' if is_gemma4 else ''}" if few else ""
         program = moe_pairs.gate_pairs if pair else moe_pairs.store_pairs
         warps = _warps(n_pairs) if not few else PAIRS_WARPS if pair else 1
         yield Variant(
-            name=f"moe_blocks {form} {program.__name__}, {8 * blocks} pairs{' of a step' if few else ''}",
+            name=f"moe_blocks {form} {program.__name__}, {8 * blocks} pairs{of_step}",
             kernel=_blocks_of_fragments,
             signature={
                 "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
@@ -274,7 +276,7 @@ def variants() -> Iterator[Variant]:
                 "args": moe_pairs.signature("*fp32" if few and not pair else "*bf16"),
             },
             constants={
-                "EPILOGUE": program, "CONFIG": (0, 0, False, 0) if pair else (0, 0, False), "PAIR": pair,
+                "EPILOGUE": program, "CONFIG": (0, 0, False, int(is_gemma4)) if pair else (0, 0, False), "PAIR": pair,
                 "EXPERTS": 128, "FEW": few, "FORMAT": form, "BLOCKS": blocks, "P": n_pairs, "W": warps, "NVIDIA": True,
             },
             num_warps=warps,

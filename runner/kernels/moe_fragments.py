@@ -33,7 +33,7 @@ from runner.kernels.fragments import TILE, activation_rows, activations_ref, to_
 from runner.kernels.gemv_steps import all_steps, begun_steps, begun_x, row_sums
 from runner.kernels.grids import half_tables, table
 from runner.kernels.layouts import random_matrix
-from runner.kernels.moe_slots import add_slots, added_slots, slots_at_once, slots_of_round, store_row
+from runner.kernels.moe_slots import add_slots, added_slots, row_before, slots_at_once, slots_of_round, store_row
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import (
     GROUP,
@@ -103,8 +103,8 @@ def _pairs_of_fragments(
 @triton.jit
 def _sum_of_fragments(
     packed, high, scale, row_scale, levels, halves, x, notes, experts, weights, h, bias, parts, N, n_tiles,
-    HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, K: tl.constexpr, V: tl.constexpr, P: tl.constexpr,
-    DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, FORMAT: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    P: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A slot of K is a warp, V at a time; warps that have none in the last round ask for nothing."""
     ROUNDS: tl.constexpr = (K + V - 1) // V
@@ -126,7 +126,7 @@ def _sum_of_fragments(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    total = tl.load(h + row.to(tl.int64) * N + n)
+    total = row_before(h, row, n, N, ADDS)
     found = ()
     for r in tl.static_range(ROUNDS):
         of_words, of_tops, of_codes, p, waiting = begun[r]
@@ -210,15 +210,18 @@ class GemvFragmentsOfExperts:
     def n_sum_tiles(self) -> int:
         return self.num_rows // TILE
 
-    def sum(self, weights: Tensor, h: Tensor, bias: Tensor | None, parts: Tensor) -> None:
-        """h [M, N] += the sum over slots of weight * (product + bias); parts [M, n_sum_tiles]: of the new squares."""
+    def sum(self, weights: Tensor, h: Tensor, bias: Tensor | None, parts: Tensor, *, adds: bool = True) -> None:
+        """h [M, N] += the sum over slots of weight * (product + bias); parts [M, n_sum_tiles]: of the new squares.
+
+        adds: else h holds nothing, and is that sum.
+        """
         n_rows, k = self.experts.shape
         assert self.x.num_rows == n_rows * k
         at_once, pdl, n_pairs = slots_at_once(k), has_pdl(h), self.w.packed.shape[1]
         _sum_of_fragments[(n_rows, self.n_sum_tiles)](
             *self._operands(), self.experts, weights, h, h if bias is None else bias, parts,
             self.num_rows, self.n_sum_tiles,
-            HAS_BIAS=bias is not None, FORMAT=self.w.format, K=k, V=at_once, P=n_pairs,
+            HAS_BIAS=bias is not None, ADDS=adds, FORMAT=self.w.format, K=k, V=at_once, P=n_pairs,
             DEPTH=_sum_depth(self.w.format, k), NVIDIA=is_nvidia(h), PDL=pdl, num_warps=at_once, num_stages=1,
             **register_option(_MOST_REGISTERS if is_nvidia(h) else None), **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
@@ -316,7 +319,9 @@ def variants() -> Iterator[Variant]:
         ("mq4-uniform", 8, 12),
         ("mq6", 0, 32), ("mq6", 4, 45),
         ("mq4", 1, 8), ("mq4-uniform", 1, 8), ("mq6", 1, 8),
+        ("mq4", 0, 44), ("mq4", 8, 11), ("mq6", 8, 11),  # Gemma 4: gelu, and a sum by itself
     ):  # fmt: skip
+        is_gemma4 = n_pairs in (44, 11)
         operands = {
             "packed": "*i32", "high": "*i16" if form == "mq6" else "*i32", "scale": "*u8", "row_scale": "*fp32",
             "levels": "*i32", "halves": "*i32", "x": "*i32", "notes": "*fp32", "experts": "*i32",
@@ -324,14 +329,15 @@ def variants() -> Iterator[Variant]:
         common = {"FORMAT": form, "P": n_pairs, "NVIDIA": True}
         if k > 1:
             yield Variant(
-                name=f"moe_fragments {form} sum of {k}",
+                name=f"moe_fragments {form} sum of {k}{', no stream' if is_gemma4 else ''}",
                 kernel=_sum_of_fragments,
                 signature={
                     **operands, "weights": "*fp32", "h": "*fp32", "bias": "*fp32", "parts": "*fp32", "N": "i32:16",
                     "n_tiles": "i32",
                 },
                 constants={
-                    **common, "HAS_BIAS": k == 4, "K": k, "V": slots_at_once(k), "DEPTH": _sum_depth(form, k),
+                    **common, "HAS_BIAS": k == 4, "ADDS": not is_gemma4, "K": k, "V": slots_at_once(k),
+                    "DEPTH": _sum_depth(form, k),
                 },
                 num_warps=slots_at_once(k),
                 num_stages=1,
@@ -342,14 +348,15 @@ def variants() -> Iterator[Variant]:
         else:
             warps, depth = (1, _sum_depth(form, 9)) if k else (PAIRS_WARPS, _PAIRS_DEPTH)
             yield Variant(
-                name=f"moe_fragments {form} {'one by one' if k else 'gate'}",
+                name=f"moe_fragments {form} {'one by one' if k else 'gate'}{', gelu' if is_gemma4 else ''}",
                 kernel=_pairs_of_fragments,
                 signature={
                     **operands, "N": "i32:16", "k": "i32", "args": moe_pairs.signature("*fp32" if k else "*bf16")
                 },
                 constants={
                     **common, "EPILOGUE": moe_pairs.store_pairs if k else moe_pairs.gate_pairs,
-                    "CONFIG": (0, 0, False) if k else (0, 0, False, 0), "PAIR": 0 if k else 768,
+                    "CONFIG": (0, 0, False) if k else (0, 0, False, int(is_gemma4)),
+                    "PAIR": 0 if k else 704 if is_gemma4 else 768,
                     "W": warps, "DEPTH": depth, "EARLY": k == 1,
                 },
                 num_warps=1 if k else 2 * warps,

@@ -109,7 +109,7 @@ def _pairs(
 @triton.jit
 def _sum(
     w, x, experts, weights, h, bias, parts, N, K, k, n_tiles,
-    HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, WORDS: tl.constexpr, SLOTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, FORMAT: tl.constexpr, WORDS: tl.constexpr, SLOTS: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -127,12 +127,15 @@ def _sum(
         gdc_wait()
         gdc_launch_dependents()
     share = tl.load(weights + pair, mask=is_slot, other=0.0)[:, None]
-    before = tl.load(h + row[:, None].to(tl.int64) * N + n[None, :], mask=n_ok[None, :], other=0.0)
+    if ADDS:
+        before = tl.load(h + row[:, None].to(tl.int64) * N + n[None, :], mask=n_ok[None, :], other=0.0)
     y = _dot(w, x, of_expert, ok, pair, K, FORMAT, WORDS, BK, NVIDIA)
     if HAS_BIAS:
         y += tl.load(bias + of_expert, mask=ok, other=0.0).to(tl.float32)
     y = y * share
-    total = before + tl.sum(tl.where(ok, y, 0.0), 0)[None, :]
+    total = tl.sum(tl.where(ok, y, 0.0), 0)[None, :]
+    if ADDS:
+        total += before
     p_store(h, total, row, row >= 0, n, n_ok, N)
     p_squares(total, parts, row, row >= 0, n_ok, tile, n_tiles)
 
@@ -170,8 +173,11 @@ class Gemv:
     def n_sum_tiles(self) -> int:
         return -(-self.num_rows // _BN_SUM)
 
-    def sum(self, weights: Tensor, h: Tensor, bias: Tensor | None, parts: Tensor) -> None:
-        """h [M, N] += the sum over slots of weight * (product + bias); parts [M, n_sum_tiles]: of the new squares."""
+    def sum(self, weights: Tensor, h: Tensor, bias: Tensor | None, parts: Tensor, *, adds: bool = True) -> None:
+        """h [M, N] += the sum over slots of weight * (product + bias); parts [M, n_sum_tiles]: of the new squares.
+
+        adds: else h holds nothing, and is that sum.
+        """
         n_rows, k = self.experts.shape
         assert self.x.shape[0] == n_rows * k
         operands, x, form, words, length = self._operands()
@@ -179,7 +185,7 @@ class Gemv:
         _sum[(self.n_sum_tiles, n_rows)](
             operands, x, self.experts, weights, h, h if bias is None else bias, parts,
             self.num_rows, length, k, self.n_sum_tiles,
-            HAS_BIAS=bias is not None, FORMAT=form, WORDS=words, SLOTS=slots,
+            HAS_BIAS=bias is not None, ADDS=adds, FORMAT=form, WORDS=words, SLOTS=slots,
             BN=_BN_SUM, BK=_length(form, slots * _BN_SUM, length), NVIDIA=is_nvidia(h), PDL=pdl,
             num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
@@ -239,7 +245,8 @@ def variants() -> Iterator[Variant]:
                 "N": "i32:16", "K": "i32", "k": "i32", "n_tiles": "i32",
             },
             constants={
-                **common, "HAS_BIAS": False, "SLOTS": 8, "BN": _BN_SUM, "BK": _length(form, 8 * _BN_SUM, length),
+                **common, "HAS_BIAS": False, "ADDS": True, "SLOTS": 8, "BN": _BN_SUM,
+                "BK": _length(form, 8 * _BN_SUM, length),
             },
             num_warps=_WARPS,
             nvidia_constants={"NVIDIA": True},

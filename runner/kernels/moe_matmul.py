@@ -106,6 +106,12 @@ def moe_linear_residual_ref(x: MoeRows, w: Matrix, to: Dispatch, h: Tensor, *, b
     return h + (y * to.weights[:, :, None]).sum(1)
 
 
+def moe_linear_squares_ref(x: MoeRows, w: Matrix, to: Dispatch, *, bias: Tensor | None) -> Tensor:
+    """See moe_linear_squares."""
+    nothing = torch.zeros(len(to.experts), w.shape[0] // to.num_experts, device=to.weights.device)
+    return moe_linear_residual_ref(x, w, to, nothing, bias=bias)
+
+
 def _products_ref(rows: Tensor, w: Matrix, to: Dispatch, bias: Tensor | None) -> Tensor:
     """[P, N] of the pairs' rows [P, K]."""
     experts = to.experts.flatten().long()
@@ -162,19 +168,41 @@ def moe_linear_residual(
     x: of the M * k pairs. h: [M, N] float32, in place. bias: [E, N]. dtype: of the pairs' products until they are added
     up, for more than 16 rows; for fewer it is float32.
     """
+    return _sum(x, w, to, h, bias, dtype, eps, adds=True)
+
+
+def moe_linear_squares(
+    x: MoeRows,
+    w: Matrix,
+    to: Dispatch,
+    *,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    eps: float,
+) -> tuple[Tensor, Squares]:
+    """The sum that moe_linear_residual adds, by itself: [M, N] float32, and its squares, for a norm behind it."""
+    y = torch.empty(len(to.experts), w.shape[0] // to.num_experts, dtype=torch.float32, device=to.weights.device)
+    return y, _sum(x, w, to, y, bias, dtype, eps, adds=False)
+
+
+def _sum(
+    x: MoeRows, w: Matrix, to: Dispatch, h: Tensor, bias: Tensor | None, dtype: torch.dtype, eps: float, *, adds: bool
+) -> Squares:
+    """See both. adds: else h holds nothing yet."""
     (n_rows, _), n = to.experts.shape, w.shape[0] // to.num_experts
     assert h.shape == (n_rows, n)
     assert h.is_contiguous()
     if to.groups is None and not _is_one_by_one(x, to):
         gemv = _gemv(x, w, to, n)
         parts = torch.empty(n_rows, gemv.n_sum_tiles, dtype=torch.float32, device=h.device)
-        gemv.sum(to.weights, h, bias, parts)
+        gemv.sum(to.weights, h, bias, parts, adds=adds)
         return Squares(parts=parts, size=n, eps=eps)
     if n_rows > MOST_ROWS:
         y = _pairs(x, w, to, bias, None, dtype, None, is_residual=True)
-        return _add_pairs(h, y, to.weights, eps)
+        return _add_pairs(h, y, to.weights, eps, adds=adds)
     parts = torch.empty(n_rows, n // TILE, dtype=torch.float32, device=h.device)
-    add_slots(_pairs(x, w, to, bias, None, torch.float32, None, is_residual=True), to.weights, h, parts)
+    y = _pairs(x, w, to, bias, None, torch.float32, None, is_residual=True)
+    add_slots(y, to.weights, h, parts, adds=adds)
     return Squares(parts=parts, size=n, eps=eps)
 
 
@@ -240,7 +268,7 @@ def _gemv(x: MoeRows, w: Matrix, to: Dispatch, n: int) -> Gemv | GemvFragmentsOf
 
 
 @triton.jit
-def _add(h, y, weights, parts, N, k, n_spans, SPAN: tl.constexpr):
+def _add(h, y, weights, parts, N, k, n_spans, ADDS: tl.constexpr, SPAN: tl.constexpr):
     row = tl.program_id(1)
     n = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
     n_ok = n < N
@@ -250,17 +278,18 @@ def _add(h, y, weights, parts, N, k, n_spans, SPAN: tl.constexpr):
         value = tl.load(y + pair.to(tl.int64) * N + n, mask=n_ok, other=0.0).to(tl.float32)
         total = tl.fma(tl.zeros_like(total) + tl.load(weights + pair), value, total)
     at = row.to(tl.int64) * N + n
-    total += tl.load(h + at, mask=n_ok, other=0.0)
+    if ADDS:
+        total += tl.load(h + at, mask=n_ok, other=0.0)
     tl.store(h + at, total, mask=n_ok)
     tl.store(parts + row * n_spans + tl.program_id(0), tl.sum(tl.where(n_ok, total * total, 0.0), 0))
 
 
-def _add_pairs(h: Tensor, y: Tensor, weights: Tensor, eps: float) -> Squares:
-    """h [M, N] += the sum over slots of weights [M, k] * y [M * k, N]."""
+def _add_pairs(h: Tensor, y: Tensor, weights: Tensor, eps: float, *, adds: bool) -> Squares:
+    """h [M, N] += the sum over slots of weights [M, k] * y [M * k, N]. adds: else h is that sum."""
     (n_rows, n), k = h.shape, weights.shape[1]
     n_spans = cdiv(n, _SPAN)
     parts = torch.empty(n_rows, n_spans, dtype=torch.float32, device=h.device)
-    _add[(n_spans, n_rows)](h, y, weights, parts, n, k, n_spans, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS)
+    _add[(n_spans, n_rows)](h, y, weights, parts, n, k, n_spans, ADDS=adds, SPAN=_SPAN, num_warps=_WARPS, **OPTIONS)
     return Squares(parts=parts, size=n, eps=eps)
 
 
@@ -275,7 +304,7 @@ def variants() -> Iterator[Variant]:
             "h": "*fp32", "y": "*bf16", "weights": "*fp32", "parts": "*fp32", "N": "i32:16", "k": "i32",
             "n_spans": "i32",
         },
-        constants={"SPAN": _SPAN},
+        constants={"ADDS": True, "SPAN": _SPAN},
         num_warps=_WARPS,
         is_decode=False,
     )  # fmt: skip

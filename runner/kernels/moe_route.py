@@ -1,9 +1,9 @@
 """Which experts each row takes, and with what weight: a softmax over the router's logits and its k largest.
 
 Where there is a shared expert, every row takes it besides: it is the last one, in a slot behind the others, and weighs
-the sigmoid of the last logit, which the softmax does not see. A program is a row. Where a step of few rows is routed,
-other programs of the same launch round the rows for the experts' products meanwhile (rotate.py). It knows neither who
-computes logits nor what an expert is.
+the sigmoid of the last logit, which the softmax does not see. Weights may have a factor of their expert's (Gemma 4). A
+program is a row. Where a step of few rows is routed, other programs of the same launch round the rows for the experts'
+products meanwhile (rotate.py). It knows neither who computes logits nor what an expert is.
 """
 
 from __future__ import annotations
@@ -41,8 +41,13 @@ Routing = Literal["softmax_topk", "topk_softmax"]
 the first by their sum gives."""
 
 
-def route_ref(logits: Tensor, k: int, kind: Routing, *, is_shared: bool = False) -> tuple[Tensor, Tensor]:
+def route_ref(
+    logits: Tensor, k: int, kind: Routing, *, is_shared: bool = False, factors: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See route."""
+    if factors is not None:
+        weights, experts = route_ref(logits, k, kind)
+        return weights * factors[experts.long()], experts
     if is_shared:
         weights, experts = route_ref(logits[:, :-1], k, kind)
         last = torch.full_like(experts[:, :1], logits.shape[1] - 1)
@@ -56,13 +61,14 @@ def route_ref(logits: Tensor, k: int, kind: Routing, *, is_shared: bool = False)
 
 @triton.jit
 def _choose(
-    row, logits, weights, experts, E, k,
-    OVER_CHOSEN: tl.constexpr, SHARED: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
+    row, logits, weights, experts, factors, E, k,
+    OVER_CHOSEN: tl.constexpr, SHARED: tl.constexpr, FACTORS: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
 ):  # fmt: skip
     """The k largest of a row's E logits, one after the other, and their shares.
 
     OVER_CHOSEN: the softmax is over the chosen alone. SHARED: 1 where a shared expert, whose logit is behind those of
-    the others, is in a slot behind theirs, else 0. EXPERTS, CHOSEN: powers of two, E and k or more.
+    the others, is in a slot behind theirs, else 0. FACTORS: shares are multiplied by their experts' ones. EXPERTS,
+    CHOSEN: powers of two, E and k or more.
     """
     e = tl.arange(0, EXPERTS)
     z = tl.load(logits + row * (E + SHARED) + e, mask=e < E, other=-float("inf"))
@@ -80,7 +86,10 @@ def _choose(
     first = tl.max(chosen, 0)
     share = tl.exp(chosen - first)
     total = tl.sum(share, 0) if OVER_CHOSEN else tl.sum(tl.exp(z - first), 0)
-    tl.store(weights + row * (k + SHARED) + slot, tl.div_rn(share, total), mask=slot < k)
+    share = tl.div_rn(share, total)
+    if FACTORS:
+        share *= tl.load(factors + numbers, mask=slot < k, other=0.0)
+    tl.store(weights + row * (k + SHARED) + slot, share, mask=slot < k)
     tl.store(experts + row * (k + SHARED) + slot, numbers, mask=slot < k)
     if SHARED:
         score = tl.load(logits + row * (E + SHARED) + E)
@@ -90,16 +99,16 @@ def _choose(
 
 @triton.jit
 def _route(
-    logits, weights, experts, E, k,
-    OVER_CHOSEN: tl.constexpr, SHARED: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
+    logits, weights, experts, factors, E, k,
+    OVER_CHOSEN: tl.constexpr, SHARED: tl.constexpr, FACTORS: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
 ):  # fmt: skip
-    _choose(tl.program_id(0), logits, weights, experts, E, k, OVER_CHOSEN, SHARED, EXPERTS, CHOSEN)
+    _choose(tl.program_id(0), logits, weights, experts, factors, E, k, OVER_CHOSEN, SHARED, FACTORS, EXPERTS, CHOSEN)
 
 
 @triton.jit
 def _route_and_round(
-    logits, weights, experts, E, k, h, gain, signs, parts, words, scale, K, inverse_size, eps,
-    OVER_CHOSEN: tl.constexpr, SHARED: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
+    logits, weights, experts, factors, E, k, h, gain, signs, parts, words, scale, K, inverse_size, eps,
+    OVER_CHOSEN: tl.constexpr, SHARED: tl.constexpr, FACTORS: tl.constexpr, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
     HAS_GAIN: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, ZERO: tl.constexpr,
     NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -109,7 +118,7 @@ def _route_and_round(
         if PDL:
             gdc_wait()
             gdc_launch_dependents()
-        _choose(row, logits, weights, experts, E, k, OVER_CHOSEN, SHARED, EXPERTS, CHOSEN)
+        _choose(row, logits, weights, experts, factors, E, k, OVER_CHOSEN, SHARED, FACTORS, EXPERTS, CHOSEN)
     else:
         span = program - 1
         places = span_places()
@@ -133,16 +142,19 @@ def _route_and_round(
             store_rows(v, span, row, K, factor, words, scale)
 
 
-def route(logits: Tensor, k: int, kind: Routing, *, is_shared: bool = False) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, k: int, kind: Routing, *, is_shared: bool = False, factors: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The weights [M, k] float32 and the numbers [M, k] int32 of the k experts with the largest logits, largest first.
 
     logits: [M, E] float32, contiguous. Of equal logits the lower number comes first. is_shared: the last expert is a
-    shared one, in a slot of its own behind the k of the others.
+    shared one, in a slot of its own behind the k of the others. factors: [E] float32, what their experts' weights are
+    multiplied by; with no shared one.
     """
     weights, experts = _chosen(logits, k, is_shared)
     _route[(len(logits),)](
-        logits, weights, experts, logits.shape[1] - is_shared, k,
-        **_options(logits, k, kind, is_shared), num_warps=_WARPS, **OPTIONS,
+        logits, weights, experts, logits if factors is None else factors, logits.shape[1] - is_shared, k,
+        **_options(logits, k, kind, is_shared, factors), num_warps=_WARPS, **OPTIONS,
     )  # fmt: skip
     return weights, experts
 
@@ -154,6 +166,7 @@ def route_and_round(
     h: Tensor,
     *,
     is_shared: bool = False,
+    factors: Tensor | None = None,
     gain: Tensor | None,
     squares: Squares | None,
     rotation: int,
@@ -176,10 +189,11 @@ def route_and_round(
         words, scale = empty_fragments(n_rows, length, h.device, apart=True)
     pdl = has_pdl(h)
     _route_and_round[(1 + cdiv(length, SPAN), n_rows)](
-        logits, weights, experts, logits.shape[1] - is_shared, k, h, h if gain is None else gain,
-        rotation_signs(rotation, h.device), h if squares is None else squares.parts, words.view(torch.int8), scale,
-        length, 0.0 if squares is None else 1.0 / squares.size, 0.0 if squares is None else squares.eps,
-        **_options(logits, k, kind, is_shared), HAS_GAIN=gain is not None, PARTS=n_parts,
+        logits, weights, experts, logits if factors is None else factors, logits.shape[1] - is_shared, k, h,
+        h if gain is None else gain, rotation_signs(rotation, h.device), h if squares is None else squares.parts,
+        words.view(torch.int8), scale, length, 0.0 if squares is None else 1.0 / squares.size,
+        0.0 if squares is None else squares.eps,
+        **_options(logits, k, kind, is_shared, factors), HAS_GAIN=gain is not None, PARTS=n_parts,
         PADDED=next_power_of_2(max(1, n_parts)), SIZE=rotation, ZERO=zero,
         NVIDIA=in_lanes and is_nvidia(h), PDL=pdl, num_warps=_WARPS, **pdl_option(pdl), **OPTIONS,
     )  # fmt: skip
@@ -198,10 +212,12 @@ def _chosen(logits: Tensor, k: int, is_shared: bool) -> tuple[Tensor, Tensor]:
     return weights, torch.empty(n_rows, n_slots, dtype=torch.int32, device=logits.device)
 
 
-def _options(logits: Tensor, k: int, kind: Routing, is_shared: bool) -> dict[str, int]:
+def _options(logits: Tensor, k: int, kind: Routing, is_shared: bool, factors: Tensor | None) -> dict[str, int]:
+    assert factors is None or (len(factors) == logits.shape[1] and not is_shared)
     return {
         "OVER_CHOSEN": kind == "topk_softmax",
         "SHARED": int(is_shared),
+        "FACTORS": factors is not None,
         "EXPERTS": next_power_of_2(logits.shape[1] - is_shared),
         "CHOSEN": next_power_of_2(k),
     }
@@ -230,32 +246,43 @@ _WARPS = 1  # maxima over a warp need no barrier, and butterflies none
 
 
 def variants() -> Iterator[Variant]:
-    for n_experts, k, over_chosen, shared in (
-        (128, 8, True, 0),
-        (32, 4, True, 0),
-        (64, 8, False, 0),
-        (256, 8, True, 1),
+    for n_experts, k, over_chosen, shared, factors in (
+        (128, 8, True, 0, False),
+        (32, 4, True, 0, False),
+        (64, 8, False, 0, False),
+        (256, 8, True, 1, False),
+        (128, 8, True, 0, True),
     ):
         yield Variant(
-            name=f"moe_route {k} of {n_experts}{' and a shared one' if shared else ''}",
+            name=f"moe_route {k} of {n_experts}{_more(shared, factors)}",
             kernel=_route,
-            signature={"logits": "*fp32", "weights": "*fp32", "experts": "*i32", "E": "i32:16", "k": "i32"},
-            constants={"OVER_CHOSEN": over_chosen, "SHARED": shared, "EXPERTS": n_experts, "CHOSEN": k},
-            num_warps=_WARPS,
-            is_decode=False,
-        )
-    for n_experts, shared, zero in ((128, 0, None), (128, 0, 0), (256, 1, 0)):
-        to = "" if zero is None else " to fragments"
-        yield Variant(
-            name=f"moe_route 8 of {n_experts}{' and a shared one' if shared else ''}, rows rounded{to}",
-            kernel=_route_and_round,
             signature={
-                "logits": "*fp32", "weights": "*fp32", "experts": "*i32", "E": "i32:16", "k": "i32", "h": "*fp32",
-                "gain": "*fp32", "signs": "*fp32", "parts": "*fp32", "words": "*i8", "scale": "*fp32", "K": "i32:16",
-                "inverse_size": "fp32", "eps": "fp32",
+                "logits": "*fp32", "weights": "*fp32", "experts": "*i32", "factors": "*fp32", "E": "i32:16", "k": "i32",
             },
             constants={
-                "OVER_CHOSEN": True, "SHARED": shared, "EXPERTS": n_experts, "CHOSEN": 8, "HAS_GAIN": True,
+                "OVER_CHOSEN": over_chosen, "SHARED": shared, "FACTORS": factors, "EXPERTS": n_experts, "CHOSEN": k,
+            },
+            num_warps=_WARPS,
+            is_decode=False,
+        )  # fmt: skip
+    for n_experts, shared, factors, zero in (
+        (128, 0, False, None),
+        (128, 0, False, 0),
+        (256, 1, False, 0),
+        (128, 0, True, 0),
+    ):
+        to = "" if zero is None else " to fragments"
+        yield Variant(
+            name=f"moe_route 8 of {n_experts}{_more(shared, factors)}, rows rounded{to}",
+            kernel=_route_and_round,
+            signature={
+                "logits": "*fp32", "weights": "*fp32", "experts": "*i32", "factors": "*fp32", "E": "i32:16",
+                "k": "i32", "h": "*fp32", "gain": "*fp32", "signs": "*fp32", "parts": "*fp32", "words": "*i8",
+                "scale": "*fp32", "K": "i32:16", "inverse_size": "fp32", "eps": "fp32",
+            },
+            constants={
+                "OVER_CHOSEN": True, "SHARED": shared, "FACTORS": factors, "EXPERTS": n_experts, "CHOSEN": 8,
+                "HAS_GAIN": True,
                 "PARTS": 128, "PADDED": 128, "SIZE": 256, "ZERO": zero, "NVIDIA": False,
             },
             nvidia_constants={"NVIDIA": True},
@@ -263,3 +290,8 @@ def variants() -> Iterator[Variant]:
             has_pdl=True,
             is_nvidia_only=zero is not None,
         )  # fmt: skip
+
+
+def _more(shared: int, factors: bool) -> str:
+    """What of a variant is none of the others'."""
+    return " and a shared one" if shared else " with factors" if factors else ""

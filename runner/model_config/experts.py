@@ -21,7 +21,7 @@ def parse_experts(config: Mapping[str, Any], family: Family, num_layers: int) ->
     Raises UnsupportedModel, naming the key, for what we do not compute, and BadModelFile for values that make no sense.
     """
     keys = family.experts
-    if keys is None:
+    if keys is None or (keys.switch and not flag(config, keys.switch)):
         return None
     for key, value in keys.fixed.items():
         if config.get(key, value) != value:
@@ -30,11 +30,9 @@ def parse_experts(config: Mapping[str, Any], family: Family, num_layers: int) ->
     layers = _layers(config, num_layers)
     if not count or not layers:
         return None
-    per_token = integer_or_none(config, "num_experts_per_tok", family.defaults["num_experts_per_tok"], 1, _MOST_EXPERTS)
+    per_token = integer_or_none(config, keys.per_token, family.defaults[keys.per_token], 1, _MOST_EXPERTS)
     if per_token is None or per_token > count:
-        raise invalid(
-            "num_experts_per_tok", per_token, f"It must be a whole number from 1 to {keys.count[0]} = {count}."
-        )
+        raise invalid(keys.per_token, per_token, f"It must be a whole number from 1 to {keys.count[0]} = {count}.")
     is_over_chosen = keys.routing == "topk_softmax" or flag(config, "norm_topk_prob")
     return ExpertsConfig(
         count=count,
@@ -46,6 +44,7 @@ def parse_experts(config: Mapping[str, Any], family: Family, num_layers: int) ->
         router=keys.router,
         layers=layers,
         shared_size=_width(config, family, keys.shared_width) if keys.shared_width else None,
+        is_beside=keys.is_beside,
     )
 
 

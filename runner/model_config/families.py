@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from runner.model_config.values import Activation, HeadNorm, NormPlacement, RopeKind
+from runner.model_config.values import Activation, ExpertActivation, HeadNorm, NormPlacement, RopeKind, RouterName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +82,23 @@ class ExpertKeys:
     """How a family spells its mixture of experts, and what it fixes for it (see ExpertsConfig).
 
     count: the names of the number of experts; least: the least number that makes sense. width: the name of the size of
-    one; shared_width: of that of the shared one, "" where there is none. fixed: keys that may only have that value.
+    one; shared_width: of that of the shared one, "" where there is none; per_token: of how many a token takes.
+    switch: the key that says whether there are any, "" where there always are. fixed: keys that may only have that
+    value.
     """
 
     count: tuple[str, ...]
     least: int
     width: str
     routing: Literal["softmax_topk", "topk_softmax"]
-    activation: Literal["silu", "clamped_swiglu"]
+    activation: ExpertActivation
     has_bias: bool
-    router: Literal["gate", "router"]
+    router: RouterName
     fixed: Mapping[str, float]
     shared_width: str = ""
+    per_token: str = "num_experts_per_tok"
+    switch: str = ""
+    is_beside: bool = False
 
 
 def _names(text: str) -> frozenset[str]:
@@ -165,6 +170,9 @@ _GEMMA4 = _GEMMA3 | {
     "num_hidden_layers": 30,
     "global_head_dim": 512,
     "hidden_size_per_layer_input": 256,
+    "num_experts": None,
+    "top_k_experts": None,
+    "moe_intermediate_size": None,
 }
 _PHI3 = _LLAMA | {
     "vocab_size": 32064,
@@ -407,10 +415,22 @@ FAMILIES: Mapping[str, Family] = {
         has_full_heads=True,
         has_value_norm=True,
         has_layer_scalars=True,
+        experts=ExpertKeys(
+            count=("num_experts",),
+            least=1,
+            width="moe_intermediate_size",
+            routing="topk_softmax",
+            activation="gelu_tanh",
+            has_bias=False,
+            router="router.proj",
+            fixed={},
+            per_token="top_k_experts",
+            switch="enable_moe_block",
+            is_beside=True,
+        ),
         fixed={
             "hidden_size_per_layer_input": 0,
             "num_kv_shared_layers": 0,
-            "enable_moe_block": False,
             "use_bidirectional_attention": (None, "vision"),  # of the tokens of images alone, and none ever comes
         },
         window="pattern",

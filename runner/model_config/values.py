@@ -8,7 +8,8 @@ from typing import Literal
 RopeKind = Literal["linear", "llama3", "yarn", "longrope", "proportional"]
 RopeName = Literal["global", "local", "none"]
 Routing = Literal["softmax_topk", "topk_softmax"]
-ExpertActivation = Literal["silu", "clamped_swiglu"]
+ExpertActivation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+RouterName = Literal["gate", "router", "router.proj"]
 Activation = Literal["silu", "gelu_tanh"]
 NormPlacement = Literal["before", "after", "around"]
 HeadNorm = Literal["none", "head", "row"]
@@ -63,14 +64,15 @@ class QueryGrowth:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
-    """The mixture of experts that the layers `layers` have in place of their MLP.
+    """The mixture of experts that the layers `layers` have in place of their MLP, or beside it.
 
     count: experts of a layer, of which each token takes `per_token`; intermediate_size: of one expert. routing: a
     token weighs its experts by their shares of a softmax over all ("softmax_topk"), or over the chosen alone
-    ("topk_softmax"), which is what dividing the former by their sum gives. activation: silu(gate) * up, or gpt-oss's
+    ("topk_softmax"), which is what dividing the former by their sum gives. activation: act(gate) * up, or gpt-oss's
     clamped form of it. has_bias: on the router and on the experts' matrices. router: what checkpoints call it.
     shared_size: intermediate_size of one more expert, which every token takes besides, weighed by the sigmoid of a
-    score of its own; None where there is none.
+    score of its own; None where there is none. is_beside: the layers have an MLP too, and what each of both gives is
+    normed before they are added; the router has a norm of its own, and a chosen expert's weight a factor (Gemma 4).
     """
 
     count: int
@@ -79,9 +81,10 @@ class ExpertsConfig:
     routing: Routing
     activation: ExpertActivation
     has_bias: bool
-    router: Literal["gate", "router"]
+    router: RouterName
     layers: tuple[int, ...]
     shared_size: int | None = None
+    is_beside: bool = False
 
     @property
     def width_of_token(self) -> int:
@@ -156,8 +159,9 @@ class ModelConfig:
     is_gated: q_proj also gives each head a gate, whose sigmoid its mixture of values is multiplied by (Qwen3.5). delta:
     what some layers have in place of attention.
 
-    experts: what some layers have in place of the MLP; activation: of the MLP. norms: whether a layer's branches have
-    an RMSNorm before them, after them or both; norm_offset: what is added to the weights of all norms (1 in Gemma 3).
+    experts: what some layers have in place of the MLP or beside it; activation: of the MLP. norms: whether a layer's
+    branches have an RMSNorm before them, after them or both; norm_offset: what is added to the weights of all norms (1
+    in Gemma 3).
     is_joined: checkpoints have q, k and v in one matrix, and gate and up in another (Phi-3). embedding_factor: what
     embeddings are multiplied by, rounded to the type of the weights where rounds_embedding_factor (Gemma).
     logit_factor: what logits are, in the gain of the last norm. logit_cap: c, where logits are c * tanh(logits / c).
@@ -271,7 +275,8 @@ def num_parameters(config: ModelConfig) -> int:
     hidden, intermediate = config.hidden_size, config.intermediate_size
     mlp = 3 * hidden * intermediate + (2 * intermediate + hidden if config.mlp_bias else 0)
     sparse = config.experts.layers if config.experts else ()
-    mlps = (config.num_layers - len(sparse)) * mlp + len(sparse) * _mixture(config)
+    dense = config.num_layers if config.experts and config.experts.is_beside else config.num_layers - len(sparse)
+    mlps = dense * mlp + len(sparse) * _mixture(config)
     embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
     mixers = sum(_attention(config, layer) for layer in config.attention_layers) + _delta_nets(config)
     return embeddings + mixers + config.num_layers * config.num_norms * hidden + mlps + hidden
@@ -298,10 +303,11 @@ def _delta_nets(config: ModelConfig) -> int:
 
 
 def _mixture(config: ModelConfig) -> int:
-    """Weights of the router and of all experts of a layer, with the shared one's score."""
+    """Weights of the router and of all experts of a layer, with the shared one's score, or what is beside an MLP."""
     experts, hidden = config.experts, config.hidden_size
     if experts is None:
         return 0
     width, bias = experts.intermediate_size, int(experts.has_bias)
-    shared = 0 if experts.shared_size is None else hidden + 3 * hidden * experts.shared_size
-    return shared + experts.count * (hidden + bias + 3 * hidden * width + bias * (2 * width + hidden))
+    more = 0 if experts.shared_size is None else hidden + 3 * hidden * experts.shared_size
+    more += experts.count + 4 * hidden if experts.is_beside else 0  # factors, the router's scale, three norms
+    return more + experts.count * (hidden + bias + 3 * hidden * width + bias * (2 * width + hidden))

@@ -1,9 +1,9 @@
 """Checkpoints that stack a layer's experts, as if they named each expert's matrices, the way all others do.
 
 There gate and up of all experts are one tensor, [E, 2 I, hidden], and down is another; here they are
-`mlp.experts.{e}.gate_proj.weight` and so on. gpt-oss has the rows of gate and up in turn, as MXFP4 blocks and scales as
-published, or plain and transposed as transformers saves them; Qwen3.5 has those of gate before those of up. It knows
-nothing of torch or of the model's modules.
+`experts.{e}.gate_proj.weight` and so on. gpt-oss has the rows of gate and up in turn, as MXFP4 blocks and scales as
+published, or plain and transposed as transformers saves them; Qwen3.5 and Gemma 4 have those of gate before those of
+up. It knows nothing of torch or of the model's modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runner.quant import mxfp4
 from runner.quant.safetensors_file import Checkpoint, StoredTensor
 
 _STACKS: Final = ("gate_up_proj", "down_proj")
-_EXPERTS: Final = ".mlp.experts."
+_EXPERTS: Final = ".experts."
 MXFP4: Final = "MXFP4"
 
 
@@ -38,6 +38,7 @@ class Layout:
 # By model_type. A checkpoint of these may name its experts one by one, too.
 LAYOUTS: Final[Mapping[str, Layout]] = MappingProxyType(
     {
+        "gemma4_text": Layout(in_turn=False, is_transposed=False),
         "gpt_oss": Layout(in_turn=True, is_transposed=True),
         "qwen3_5_moe_text": Layout(in_turn=False, is_transposed=False),
     }

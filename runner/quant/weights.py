@@ -144,7 +144,8 @@ class SafetensorsWeights:
         tensors = of_text_model(tensors, config.model_type)
         self._checkpoint = Checkpoint(MappingProxyType(tensors))
         self._copy_is_checked = False
-        experts, layout = config.experts, LAYOUTS.get(config.model_type)
+        experts = config.experts
+        layout = LAYOUTS.get(config.model_type) if experts else None
         self._experts = expert_parts(self._checkpoint, experts.count, layout) if experts and layout else {}
         fp8 = fp8_matrices_of(tensors)
         self._fp8_scales = fp8.scales

@@ -108,8 +108,9 @@ def test_what_sees_and_what_drafts_is_not_read(tmp_path: Path) -> None:
     assert (untied.total_bytes, untied.read_bytes) == (2 * (2 * 32 * 8 + 8), 2 * (32 * 8 + 8))
 
 
-def test_of_experts_the_chosen_ones_are_read(tmp_path: Path) -> None:
-    names = {f"model.layers.0.mlp.experts.{n}.up_proj.weight": (4, 8) for n in range(4)}
+@pytest.mark.parametrize("experts", ["mlp.experts", "experts"])
+def test_of_experts_the_chosen_ones_are_read(experts: str, tmp_path: Path) -> None:
+    names = {f"model.layers.0.{experts}.{n}.up_proj.weight": (4, 8) for n in range(4)}
     stored = stored_weights(checkpoint(tmp_path, {**names, "model.norm.weight": (8,)}, tie_word_embeddings=True))
     assert stored.total_bytes == 2 * (4 * 32 + 8)
     assert stored.read_bytes == 2 * (32 + 8)

@@ -33,6 +33,8 @@ from runner.kernels.moe_matmul import (
     moe_linear_ref,
     moe_linear_residual,
     moe_linear_residual_ref,
+    moe_linear_squares,
+    moe_linear_squares_ref,
 )
 from runner.kernels.moe_route import Routing, rounds_in_lanes, route, route_and_round, route_ref
 from runner.kernels.moe_router import router_logits, router_logits_ref
@@ -127,6 +129,17 @@ def test_a_shared_expert_is_taken_besides_and_changes_nothing_of_the_others(
     close(weights[:, k], logits[:, e].double().sigmoid())
 
 
+@pytest.mark.parametrize("kind", ["softmax_topk", "topk_softmax"])
+def test_weights_have_the_factors_of_their_experts(kind: Routing) -> None:
+    logits, factors = random(5, 13) * 4, random(13, seed=2)
+    weights, experts = route(logits, 3, kind, factors=factors)
+    wanted, numbers = route_ref(logits.double(), 3, kind, factors=factors.double())
+    assert torch.equal(experts, numbers)
+    close(weights, wanted)
+    assert (weights < 0).any()
+    assert torch.equal(weights, route(logits, 3, kind)[0] * factors[experts.long()])
+
+
 def test_equal_logits_go_to_the_lower_experts_and_others_are_never_chosen() -> None:
     logits = torch.tensor([[2.0, 1.0, 2.0, 2.0, 1.0], [0.0, -torch.inf, -torch.inf, -torch.inf, -torch.inf]])
     weights, experts = route(logits.to(DEVICE), 4, "softmax_topk")
@@ -179,18 +192,17 @@ def test_rows_are_rounded_beside_the_choice_as_they_are_alone(length: int, rotat
 
 @pytest.mark.parametrize(("length", "rotation"), [(512, 256), (64, 1)])
 @pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_rows_are_rounded_to_fragments_beside_the_choice(
-    length: int, rotation: int, is_shared: bool, has_norm: bool
-) -> None:
+@pytest.mark.parametrize("kind", ["plain", "shared", "with factors"])
+def test_rows_are_rounded_to_fragments_beside_the_choice(length: int, rotation: int, kind: str, has_norm: bool) -> None:
+    more: dict[str, Any] = {"is_shared": kind == "shared"}
+    more |= {"factors": random(12, seed=5)} if kind == "with factors" else {}
     logits, h, gain = random(3, 12) * 4, random(3, length, seed=2), random(length, seed=3) if has_norm else None
     squares = Squares(parts=random(3, 5, seed=4).square(), size=length, eps=1e-5) if has_norm else None
     weights, experts, rows = route_and_round(
-        logits, 4, "softmax_topk", h,
-        is_shared=is_shared, gain=gain, squares=squares, rotation=rotation, zero=15, in_lanes=False,
-    )  # fmt: skip
+        logits, 4, "softmax_topk", h, gain=gain, squares=squares, rotation=rotation, zero=15, in_lanes=False, **more
+    )
     assert isinstance(rows, Int8Fragments)
-    alone = route(logits, 4, "softmax_topk", is_shared=is_shared)
+    alone = route(logits, 4, "softmax_topk", **more)
     for found, wanted in zip((weights, experts), alone, strict=True):
         assert torch.equal(found, wanted)
     rounded = quantize_fragments(h, gain, rotation, 15, squares, apart=True)
@@ -304,7 +316,7 @@ def test_experts_are_decoded_on_their_way_or_in_advance_and_in_turn(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("activation", ["silu", "clamped_swiglu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu"])
 @pytest.mark.parametrize("shape", [FEW[0], MANY[0]], ids=str)
 def test_pairs_of_rows_of_an_expert_are_gated(kind: str, activation: Activation, shape: tuple[int, ...]) -> None:
     m, e, k, n, length = (*shape[:3], 96 if "fragments" in kind else 14, shape[4])
@@ -333,18 +345,25 @@ def test_pairs_of_rows_of_an_expert_are_gated(kind: str, activation: Activation,
     ],
     ids=str,
 )
-def test_a_rows_experts_are_weighed_and_added_to_the_stream(kind: str, shape: tuple[int, ...], has_bias: bool) -> None:
+def test_a_rows_experts_are_weighed_and_added_to_the_stream_or_by_themselves(
+    kind: str, shape: tuple[int, ...], has_bias: bool
+) -> None:
     m, e, k, n, length = shape
     w, to, h = matrix(kind, e * n, length), routed(m, e, k), random(m, n, seed=3)
     bias = random(e, n, seed=5) if has_bias else None
     x = activations(random(m * k, length), w, m)
     y = exact(dense_rows(x), w, to) + (0 if bias is None else bias[to.experts.flatten().long()])
-    wanted = h.double() + (y.view(m, k, n) * to.weights.double()[:, :, None]).sum(1)
+    added = (y.view(m, k, n) * to.weights.double()[:, :, None]).sum(1)
+    wanted = h.double() + added
     close(moe_linear_residual_ref(x, w, to, h, bias=bias), wanted)
     squares = moe_linear_residual(x, w, to, h, bias=bias, eps=1e-5)
     close(h, wanted)
-    close(squares.parts.sum(1), wanted.square().sum(1))
-    assert (squares.size, squares.eps) == (n, 1e-5)
+    by_itself, of_it = moe_linear_squares(x, w, to, bias=bias, eps=1e-5)
+    close(moe_linear_squares_ref(x, w, to, bias=bias), added)
+    close(by_itself, added)
+    for found, right in ((squares, wanted), (of_it, added)):
+        close(found.parts.sum(1), right.square().sum(1))
+        assert (found.size, found.eps) == (n, 1e-5)
 
 
 @pytest.mark.parametrize(("m", "dtype"), [(2, torch.bfloat16), (2, torch.float16), (20, torch.float16)])
@@ -378,7 +397,8 @@ def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(kind: str, k: int) -
         h = random(16, width, seed=8)[rows].contiguous()
         pairs = activations(inner[first * k : last * k].contiguous(), down, last - first)
         after = moe_linear_residual(pairs, down, to, h, eps=1e-5)
-        return [to.weights, gated.view(last - first, k, n), h, after.parts]
+        by_itself, squares = moe_linear_squares(pairs, down, to, eps=1e-5)
+        return [to.weights, gated.view(last - first, k, n), h, after.parts, by_itself, squares.parts]
 
     sizes = (3, 16) if k == 2 else (3,)  # of nine slots 16 rows take the interpreter long, and are as 3 are
     alone = {m: run(m, m + 1) for m in (0, sizes[-1] - 1)}
@@ -411,7 +431,9 @@ def test_rows_of_an_expert_multiplied_together_have_the_bits_that_they_have_alon
         to, h = dispatch(*routes, e, is_sorted=is_sorted), random(m, width, seed=8)
         gated = moe_linear_gated(x, up, to, "silu", bias=biases[0], dtype=torch.float32)
         apart = moe_linear(x, up, to, bias=biases[0], dtype=torch.float32)
-        return [gated, apart, moe_linear_residual(inner, down, to, h, bias=biases[1], eps=1e-5).parts, h]
+        by_itself, squares = moe_linear_squares(inner, down, to, bias=biases[1], eps=1e-5)
+        parts = moe_linear_residual(inner, down, to, h, bias=biases[1], eps=1e-5).parts
+        return [gated, apart, parts, h, by_itself, squares.parts]
 
     assert all(map(torch.equal, run(is_sorted=True), run(is_sorted=False)))
 

@@ -15,7 +15,7 @@ from kernel_data import DEVICE, packed, random
 from torch import Tensor
 
 from runner.config import SamplingParams
-from runner.kernels.add_norm import add_normed
+from runner.kernels.add_norm import add_normed, sum_normed
 from runner.kernels.add_parts import Reader
 from runner.kernels.embedding import embed
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, activation_rows, to_fragments
@@ -82,8 +82,11 @@ def test_norms_after_a_branch() -> None:
 
     def run(first: int, last: int) -> list[Tensor]:
         new, branch = h[first:last].clone(), y[first:last].contiguous()
-        after = add_normed(new, branch, Squares(parts=branch.square(), size=70, eps=1e-5), gain)
-        return [new, after.parts]
+        of_branch = Squares(parts=branch.square(), size=70, eps=1e-5)
+        after = add_normed(new, branch, of_branch, gain)
+        both = h[first:last].clone()
+        of_both = sum_normed(both, Squares(parts=both.square(), size=70, eps=1e-5), gain, branch, of_branch, gain)
+        return [new, after.parts, both, of_both.parts]
 
     check(run)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_data import DEVICE, close, packed, random, scrambled
 
-from runner.kernels.add_norm import add_normed, add_normed_ref
+from runner.kernels.add_norm import add_normed, add_normed_ref, sum_normed, sum_normed_ref
 from runner.kernels.embedding import embed, embed_ref
 from runner.kernels.fragments import FORMATS_IN_FRAGMENTS, to_fragments
 from runner.kernels.grids import FORMATS
@@ -85,6 +85,26 @@ def test_a_branch_is_normed_and_added(k: int, scale: float) -> None:
     after = add_normed(h, y, squares, gain, scale)
     close(h, wanted)
     close(after.parts.sum(1), wanted.square().sum(1))
+
+
+@pytest.mark.parametrize("k", [45, 1100])
+def test_two_parts_of_a_branch_are_normed_apart_and_added(k: int) -> None:
+    parts = [random(4, k, seed=seed) * seed for seed in (1, 3)]
+    gains = [random(k, seed=seed) for seed in (5, 6)]
+    # Each product leaves sums of squares in its own number of parts.
+    squares = [
+        Squares(parts=torch.stack([one.square().sum(1) for one in part.chunk(n, 1)], 1), size=k, eps=1e-5)
+        for part, n in zip(parts, (3, 5), strict=True)
+    ]
+    exact = [Squares(parts=part.double().square(), size=k, eps=1e-5) for part in parts]
+    (y, z), (y_gain, z_gain) = parts, gains
+    wanted = sum_normed_ref(y.double(), exact[0], y_gain.double(), z.double(), exact[1], z_gain.double())
+    before = z.clone()
+    after = sum_normed(y, squares[0], y_gain, z, squares[1], z_gain)
+    close(y, wanted)
+    close(after.parts.sum(1), wanted.square().sum(1))
+    assert (after.size, after.eps) == (k, 1e-5)
+    assert torch.equal(z, before)
 
 
 def test_rows_of_a_stream_do_not_depend_on_the_others() -> None:

@@ -1,5 +1,5 @@
 """The blocks that architectures are composed of: norm, attention, gated MLP, layer, decoder. What some layers have in
-place of attention is in delta_net.py, and in place of the MLP in moe.py.
+place of attention is in delta_net.py, and in place of the MLP, or beside it, in moe.py.
 
 Each is a module whose parameters have the names of Hugging Face checkpoints. Which model uses which block, and with
 what, is said in architectures/; where the weights come from is the loader's business.
@@ -306,8 +306,12 @@ class Layer(nn.Module):
         run.checkpoint()
         x = x + self._normed(norms.after_attention, attention(self._normed(norms.before_attention, x), layer, run))
         run.checkpoint()
-        x = x + self._normed(norms.after_mlp, self.mlp(self._normed(norms.before_mlp, x), run))
+        x = x + self._normed(norms.after_mlp, self.branch(x, run))
         return x if self.layer_scalar is None else x * self.layer_scalar
+
+    def branch(self, x: Tensor, run: Mixing) -> Tensor:
+        """What comes of the stream x between attention and the layer's last norm."""
+        return self.mlp(self._normed(self.norms.before_mlp, x), run)  # type: ignore[no-any-return]
 
     def _normed(self, name: str | None, x: Tensor) -> Tensor:
         return x if name is None else self.get_submodule(name)(x)

@@ -16,10 +16,11 @@ from torch.nn import functional
 
 from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer, Tap
 from runner.backends.native.capture import Interior
+from runner.backends.native.fused_beside import FusedBeside
 from runner.backends.native.fused_delta import FusedDeltaNet
 from runner.backends.native.fused_moe import FusedMoE
-from runner.backends.native.matrices import MatrixReader
-from runner.backends.native.moe import MoE
+from runner.backends.native.matrices import MatrixReader, Product
+from runner.backends.native.moe import LayerWithExperts, MoE
 from runner.backends.native.stream import (
     Mixed,
     Norm,
@@ -173,6 +174,7 @@ class FusedLayer:
         self.after_mlp = read_norm(reader, module, name, norms.after_mlp)
         self.attention = _attention(module, name, reader)
         self.mlp = _mlp(module.mlp, f"{name}.mlp", reader)
+        self.beside = FusedBeside(module, name, reader) if isinstance(module, LayerWithExperts) else None
         # It stays a factor of the stream, by which whoever ends the layer multiplies it. To divide the stream by the
         # product of all of them instead, and gains and eps with it, saves nothing and may leave the range of float32.
         has_scalar = module.layer_scalar is not None
@@ -195,7 +197,14 @@ class FusedLayer:
             return self.mlp.add_to(stream, self.before_mlp)
         gated = self.mlp.gated(stream, self.before_mlp)
         run.checkpoint()
-        return add_branch(stream, gated, self.mlp.down, self.after_mlp, self.dtype, reader, self.scalar)
+        return self._add_mlp(stream, gated, self.mlp.down, reader, self.scalar)
+
+    def _add_mlp(self, stream: Stream, gated: Tensor, down: Product, reader: Reader | None, scale: float) -> Stream:
+        """The stream with what comes of the MLP, and of the experts beside it where there are such; see add_branch."""
+        if self.beside is None:
+            return add_branch(stream, gated, down, self.after_mlp, self.dtype, reader, scale)
+        assert self.after_mlp is not None
+        return self.beside.add_to(stream, gated, down, self.after_mlp, reader, scale)
 
 
 def _attention(module: Layer, name: str, reader: MatrixReader) -> FusedAttention | FusedDeltaNet:
@@ -207,7 +216,7 @@ def _attention(module: Layer, name: str, reader: MatrixReader) -> FusedAttention
 
 def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | FusedMoE:
     if isinstance(module, MoE):
-        return FusedMoE(module, name, reader)
+        return FusedMoE(module.config, name, reader)
     assert isinstance(module, GatedMlp)
     return FusedMlp(module, name, reader)
 
@@ -222,7 +231,8 @@ _FLOP_BEHIND_LAUNCHES, _FLOP_ELSEWHERE = 9e11, 5.5e11
 def _products_of(config: ModelConfig) -> tuple[int, int]:
     """How many weights a token is multiplied by in all layers, and how wide the mixtures of all their heads are."""
     layers, experts = config.attention_layers, config.experts
-    width = config.intermediate_size if experts is None else experts.width_of_token
+    width = config.intermediate_size if experts is None or experts.is_beside else 0
+    width += 0 if experts is None else experts.width_of_token
     mixed = sum(config.num_heads * config.heads(layer).head_dim for layer in layers)
     mixers = mixed + sum(map(config.qkv_size, layers))
     if config.delta is not None:
@@ -247,7 +257,7 @@ class FusedDecoder:
             for index, layer in enumerate(decoder.layers)
         ]
         self._token_products, self._mixed = _products_of(config)
-        self.has_experts = any(isinstance(layer.mlp, FusedMoE) for layer in self.layers)
+        self.has_experts = any(isinstance(layer.mlp, FusedMoE) or layer.beside is not None for layer in self.layers)
         norm = read_norm(reader, decoder.model, "model", "norm")
         assert norm is not None
         self.norm = norm

@@ -1,4 +1,4 @@
-"""A mixture of experts as the kernels compute it: see moe.MoE, and fused.py for what the rest of a layer does.
+"""A mixture of experts as the kernels compute it: see moe.py, and fused.py for what the rest of a layer does.
 
 The experts' matrices are stacked, in the format that they are stored in; which experts a token takes is decided and
 read on the device. A shared expert, which all tokens take, is the last of the stack. It knows nothing of layers.
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from runner.backends.native.matrices import MatrixReader, Product, join
-from runner.backends.native.moe import MoE
 from runner.backends.native.stream import Norm, Stream, laid_out, multiply, norm_of, read_product
 from runner.errors import UnsupportedModel
 from runner.kernels.add_parts import rotates
@@ -24,11 +23,20 @@ from runner.kernels.matmul import gate_ref
 from runner.kernels.moe_blocks import multiplies_alike, multiplies_in_blocks, shares_blocks, takes_blocks
 from runner.kernels.moe_fragments import multiplies_experts
 from runner.kernels.moe_int8 import multiplies_in_int8, takes_pairs_in_int8
-from runner.kernels.moe_matmul import Dispatch, MoeRows, dispatch, moe_linear, moe_linear_gated, moe_linear_residual
+from runner.kernels.moe_matmul import (
+    Dispatch,
+    MoeRows,
+    dispatch,
+    moe_linear,
+    moe_linear_gated,
+    moe_linear_residual,
+    moe_linear_squares,
+)
 from runner.kernels.moe_route import rounds_in_lanes, route, route_and_round
 from runner.kernels.moe_router import router_logits
 from runner.kernels.rotate import quantize_blocks, quantize_fragments, quantize_rows, rotate_rows
-from runner.kernels.values import MOST_ROWS, Matrix, PackedMatrix, is_nvidia
+from runner.kernels.values import MOST_ROWS, Matrix, PackedMatrix, Squares, is_nvidia
+from runner.model_config import ExpertsConfig
 
 _GATE_UP: Final = ("gate_proj", "up_proj")
 _DOWN: Final = ("down_proj",)
@@ -36,21 +44,32 @@ _DOWN: Final = ("down_proj",)
 
 class FusedMoE:
     """See moe.MoE. gate_up: one stack of both, or two where their formats differ. num_experts, per_token: with the
-    shared one, whose gate is the router's last row.
+    shared one, whose gate is the router's last row. of_router: the norm before the router, where it is not the experts'
+    own; factors: what the experts' weights are multiplied by, [E], or None (moe.ScaledRouter). name: what the names of
+    router and experts begin with.
 
     rounding: of what gate and up read in a step of few tokens; None where they are dense, or want two. in_lanes: see
     quantize_rows. in_blocks, in_int8: whether moe_blocks.py and moe_int8.py are for these matrices at all. is_alike:
     whether in blocks the rows of a step have the bits that they have alone.
     """
 
-    def __init__(self, module: MoE, name: str, reader: MatrixReader) -> None:
-        self.module = module
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        name: str,
+        reader: MatrixReader,
+        *,
+        of_router: Norm | None = None,
+        factors: Tensor | None = None,
+    ) -> None:
+        self.config = config
+        self.of_router = of_router
+        self.factors = factors
         self.dtype = reader.dtype
-        shared = module.shared_expert
-        assert shared is None or shared.down_proj.weight.shape[1] == module.intermediate_size  # else it is refused
-        self.is_shared = shared is not None
-        self.per_token = module.experts_per_token + self.is_shared
-        scores, experts = [str(module.router_name)], [f"experts.{expert}" for expert in range(module.num_experts)]
+        assert config.shared_size in (None, config.intermediate_size)  # else it is refused
+        self.is_shared = config.shared_size is not None
+        self.per_token = config.per_token + self.is_shared
+        scores, experts = [str(config.router)], [f"experts.{expert}" for expert in range(config.count)]
         if self.is_shared:
             scores.append("shared_expert_gate")
             experts.append("shared_expert")
@@ -96,28 +115,36 @@ class FusedMoE:
 
     def add_to(self, stream: Stream, before: Norm | None) -> Stream:
         """The stream after h += sum over a token's experts of weight * down(act(gate) * up)."""
-        h = stream.h
-        to, ready = self._chosen(stream, before)
-        down, bias = self.down
-        x = self._activations(self._gated(stream, before, to, ready), None, down, len(h))
+        (x, to), (down, bias), h = self._pairs(stream, before), self.down, stream.h
         squares = moe_linear_residual(x, down, to, h, bias=bias, dtype=self.dtype, eps=stream.eps)
         return Stream(h=h, eps=stream.eps, squares=squares)
+
+    def sums(self, stream: Stream, before: Norm | None) -> tuple[Tensor, Squares]:
+        """What add_to adds, [M, hidden] float32, and its squares, for a norm behind it."""
+        (x, to), (down, bias) = self._pairs(stream, before), self.down
+        return moe_linear_squares(x, down, to, bias=bias, dtype=self.dtype, eps=stream.eps)
+
+    def _pairs(self, stream: Stream, before: Norm | None) -> tuple[MoeRows, Dispatch]:
+        """act(gate) * up of all pairs of a token and an expert, as the down product wants it, and the pairs."""
+        to, ready = self._chosen(stream, before)
+        return self._activations(self._gated(stream, before, to, ready), None, self.down[0], len(stream.h)), to
 
     def _chosen(self, stream: Stream, before: Norm | None) -> tuple[Dispatch, MoeRows | None]:
         """The experts of each row; and the rows as gate and up want them, normed, where they come with that."""
         h, router, ready = stream.h, self.router.parts[0], None
-        k, kind, shared = self.module.experts_per_token, self.module.routing, self.is_shared
+        k, kind, of_router = self.config.per_token, self.config.routing, self.of_router or before
         if len(h) > MOST_ROWS or not isinstance(router, Tensor) or len(self.router.parts) > 1:
-            logits = multiply(stream, before, self.router, torch.float32)
-            weights, experts = route(logits, k, kind, is_shared=shared)
+            logits = multiply(stream, of_router, self.router, torch.float32)
+            weights, experts = route(logits, k, kind, is_shared=self.is_shared, factors=self.factors)
             return dispatch(weights, experts, self.num_experts), ready
-        gain, squares = norm_of(stream, before)
+        gain, squares = norm_of(stream, of_router)
         logits = router_logits(h, router, gain=gain, squares=squares, bias=self.router.biases[0])
         if self.rounding is None:
-            weights, experts = route(logits, k, kind, is_shared=shared)
+            weights, experts = route(logits, k, kind, is_shared=self.is_shared, factors=self.factors)
         else:
+            gain, squares = norm_of(stream, before)
             weights, experts, ready = route_and_round(
-                logits, k, kind, h, is_shared=shared, gain=gain, squares=squares,
+                logits, k, kind, h, is_shared=self.is_shared, factors=self.factors, gain=gain, squares=squares,
                 rotation=self.rounding.rotation, zero=self.rounding.zero, in_lanes=self.in_lanes,
             )  # fmt: skip
         # Rows that are to be normed behind a product are left alone: the sum of their squares has an order for each
@@ -143,7 +170,7 @@ class FusedMoE:
                 return ready
             return self._activations(stream.h, gain, w, len(stream.h))
 
-        activation = self.module.activation
+        activation = self.config.activation
         if len(self.gate_up) == 1:
             ((w, bias),) = self.gate_up
             return moe_linear_gated(rows_for(w), w, to, activation, bias=bias, squares=squares, dtype=self.dtype)

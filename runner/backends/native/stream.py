@@ -151,24 +151,45 @@ def add_branch(
 
     reader: who reads the new h; of few rows, and of those of a prompt that come in parts, its own are made there.
     """
-    (w,), (bias,) = product.parts, product.biases
     h, eps = stream.h, stream.eps
-    rows, _ = activations(x, None, w, dtype)
-    if reader is not None and takes_int8(reader.w, len(h)):
-        reader = replace(reader, in_blocks=True) if len(h) <= most_decoded_rows(*w.shape) else None
-    elif len(h) > FEW_ROWS:
-        reader = None
+    reader = reader_for(reader, len(h), product)
     if after is not None:
-        y, of_y = linear_squares(rows, w, bias=bias, eps=after.eps, dtype=torch.float32)
-        if reader is None or not isinstance(rows, Int8Fragments | Int8Blocks):
-            return Stream(h=h, eps=eps, squares=add_normed(h, y, of_y, after.gain, scale))
-        sums, made = add_normed_for(h, y, of_y, after.gain, reader, scale)
-        return Stream(h=h, eps=eps, squares=Squares(parts=sums, size=h.shape[1], eps=eps), ready=made)
+        y, of_y, is_int8 = branch_product(x, product, after.eps, dtype)
+        return add_normed_branch(stream, y, of_y, after, reader if is_int8 else None, scale)
     assert scale == 1
+    (w,), (bias,) = product.parts, product.biases
+    rows, _ = activations(x, None, w, dtype)
     if reader is None:
         return Stream(h=h, eps=eps, squares=linear_residual(rows, w, h, bias=bias, eps=eps))
     squares, ready = linear_residual_for(rows, w, h, reader, bias=bias, eps=eps)
     return Stream(h=h, eps=eps, squares=squares, ready=ready)
+
+
+def reader_for(reader: Reader | None, n_rows: int, product: Product) -> Reader | None:
+    """Who reads so many rows behind the product of a branch, and how; None where they are made apart."""
+    if reader is not None and takes_int8(reader.w, n_rows):
+        (w,) = product.parts
+        return replace(reader, in_blocks=True) if n_rows <= most_decoded_rows(*w.shape) else None
+    return reader if n_rows <= FEW_ROWS else None
+
+
+def branch_product(x: Mixed, product: Product, eps: float, dtype: torch.dtype) -> tuple[Tensor, Squares, bool]:
+    """x @ w.T, float32, and its squares, for a norm behind it; and whether it was multiplied in int8, in fragments."""
+    (w,), (bias,) = product.parts, product.biases
+    rows, _ = activations(x, None, w, dtype)
+    y, squares = linear_squares(rows, w, bias=bias, eps=eps, dtype=torch.float32)
+    return y, squares, isinstance(rows, Int8Fragments | Int8Blocks)
+
+
+def add_normed_branch(
+    stream: Stream, y: Tensor, of_y: Squares, after: Norm, reader: Reader | None, scale: float
+) -> Stream:
+    """(h + norm(y)) * scale; h is changed in place. of_y: the squares of y. reader: see reader_for."""
+    h, eps = stream.h, stream.eps
+    if reader is None:
+        return Stream(h=h, eps=eps, squares=add_normed(h, y, of_y, after.gain, scale))
+    sums, made = add_normed_for(h, y, of_y, after.gain, reader, scale)
+    return Stream(h=h, eps=eps, squares=Squares(parts=sums, size=h.shape[1], eps=eps), ready=made)
 
 
 def reader_of(product: Product, before: Norm | None) -> Reader | None:

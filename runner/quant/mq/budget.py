@@ -84,7 +84,8 @@ def _candidates(plan: PackedPlan) -> Iterator[tuple[str, list[str]]]:
     for matrix in _BY_LAYER:
         for index in layers:
             name = f"model.layers.{index}.{matrix}.weight"
-            wanted.append(name if name in by_pattern else name.replace(".mlp.", f".mlp{_ALL_EXPERTS}"))
+            # An MLP, experts in place of it, experts beside it.
+            wanted += [name, *(name.replace(".mlp.", f"{before}{_ALL_EXPERTS}") for before in (".mlp", ""))]
     yield from ((pattern, by_pattern[pattern]) for pattern in dict.fromkeys(wanted) if pattern in by_pattern)
 
 

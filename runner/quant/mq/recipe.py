@@ -52,8 +52,9 @@ def recipe(name: str, linear: str, *, embedding: str, output: str) -> Recipe:
         rules=(
             Rule(tensors="model.embed_tokens.weight", format=embedding),
             Rule(tensors="lm_head.weight", format=output),
-            Rule(tensors="*.mlp.gate.weight", format=KEEP),  # routers of mixtures of experts, under two names
+            Rule(tensors="*.mlp.gate.weight", format=KEEP),  # routers of mixtures of experts, under three names
             Rule(tensors="*.mlp.router.weight", format=KEEP),
+            Rule(tensors="*.router.proj.weight", format=KEEP),
             Rule(tensors="*.mlp.shared_expert_gate.weight", format=KEEP),  # how much of it a token takes
             # A row a head: how fast a state fades, how far it is corrected. Small, and all later tokens see it.
             Rule(tensors="*.linear_attn.in_proj_a.weight", format=KEEP),

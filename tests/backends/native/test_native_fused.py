@@ -56,6 +56,7 @@ MODELS = (
     "gemma3",
     "gemma4",
     "gemma4-biases-untied-values-apart",
+    "gemma4-moe",
     "phi3-partial-rope-and-window",
     "phi3-long-rope",
     "olmo2",
@@ -177,13 +178,15 @@ def test_weights_in_fragments_give_what_they_give_in_planes(
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-moe"])
 def test_packed_layers_with_heads_of_their_own_give_a_row_the_same_bits_in_every_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gemma 4: a layer that slides and one that does not, whose values are keys; both streams are handed on."""
     source, packed = tmp_path / "source", tmp_path / "packed"
     sizes = {"hidden_size": 256, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    made(source, "gemma4", **sizes, head_dim=32, global_head_dim=64)
+    sizes |= {"moe_intermediate_size": 64} if name == "gemma4-moe" else {}
+    made(source, name, **sizes, head_dim=32, global_head_dim=64)
     quantize_packed(source, recipe_of("mq4"), packed, device=torch.device("cpu"), on_stage=lambda *_: None)
     config, weights = read_config(packed), PackedWeights(packed)
     assert {heads.head_dim for heads in map(config.heads, range(2))} == {32, 64}

@@ -25,6 +25,9 @@ from tests.backends.conformance import GREEDY, N_CTX, BackendConformance, prefil
 from tests.backends.native.tiny_models import make, ready, save
 
 pytestmark = pytest.mark.gpu
+WIDE = {"num_hidden_layers": 4, "sliding_window": 40, "vocab_size": 8192, "max_position_embeddings": 2048}
+WIDE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512}
+WIDE |= {"hidden_size": 256, "intermediate_size": 512}
 PROMPT = [int(token) for token in np.random.default_rng(9).integers(300, 8000, 60)]
 
 
@@ -62,10 +65,15 @@ def delta(tmp_path_factory: pytest.TempPathFactory) -> ReadyModel:
 def wide(tmp_path_factory: pytest.TempPathFactory) -> ReadyModel:
     """A model as large with Gemma 4's heads, of 256 and of 512, as MQ4: noise."""
     directory = tmp_path_factory.mktemp("wide")
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512}
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 8192, "max_position_embeddings": 2048}
-    source = save(make("gemma4", num_hidden_layers=4, sliding_window=40, **heads, **sizes), directory / "source")
-    return as_mq4(source, directory)
+    return as_mq4(save(make("gemma4", **WIDE), directory / "source"), directory)
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> ReadyModel:
+    """The same with experts beside its MLPs. Tokens take them all: of noise, what is rounded otherwise takes others."""
+    directory, experts = tmp_path_factory.mktemp("beside"), {"num_experts": 4, "top_k_experts": 4}
+    model = make("gemma4-moe", **WIDE, **experts, moe_intermediate_size=256)
+    return as_mq4(save(model, directory / "source"), directory)
 
 
 def as_mq4(source: Path, parent: Path) -> ReadyModel:
@@ -143,7 +151,19 @@ class TestNativeWideHeadsOnAGpu(ConformanceOnAGpu):
         backend.close()
 
 
-@pytest.fixture(params=["demo", "packed", "delta", "wide"])
+class TestNativeExpertsBesideOnAGpu(ConformanceOnAGpu):
+    """Experts beside an MLP. Noise, as above."""
+
+    rounding = 1.0
+
+    @pytest.fixture
+    def backend(self, beside: ReadyModel) -> Iterator[Backend]:
+        backend = opened(beside)
+        yield backend
+        backend.close()
+
+
+@pytest.fixture(params=["demo", "packed", "delta", "wide", "beside"])
 def model(request: pytest.FixtureRequest) -> ReadyModel:
     found: ReadyModel = request.getfixturevalue(request.param)
     return found

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextConfig, Gemma4TextRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeConfig, Qwen3MoeTopKRouter
 
 from runner.backends import native
@@ -22,12 +23,13 @@ from runner.backends.native.fused_moe import FusedMoE
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model
 from runner.backends.native.model_files import read_config
-from runner.backends.native.moe import MoE, clamped_swiglu, route
+from runner.backends.native.moe import MoE, ScaledRouter, clamped_swiglu, route
 from runner.backends.native.places import places_of
 from runner.config import LoadOptions
 from runner.errors import BadModelFile, UnsupportedModel
 from runner.kernels.fragments import can_be_fragments, to_fragments
 from runner.kernels.values import MOST_ROWS, PackedMatrix
+from runner.model_config import parse_model_config
 from runner.quant.mq.packed_weights import PackedWeights
 from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import Rule, recipe_of
@@ -39,6 +41,7 @@ from tests.backends.native.test_native_logits import IDS, greedy, reference, rel
 from tests.backends.native.tiny_models import load, make, ready, save, stack_experts
 
 MOES = ["qwen3-moe", "qwen3-moe-in-some-layers", "qwen3-moe-window", "gpt-oss", "gpt-oss-plain-rope", "qwen3-5-moe"]
+MOES += ["gemma4-moe"]
 
 
 def decoder(directory: Path, dtype: torch.dtype) -> Any:
@@ -72,7 +75,7 @@ def test_chunked_prefill_of_experts_equals_one_shot(name: str, batch_size: int, 
     assert take(chunked, IDS, 8) == take(whole, IDS, 8)
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "qwen3-5-moe"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "qwen3-5-moe", "gemma4-moe"])
 def test_in_bfloat16_the_greedy_ids_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Where the float32 logits of the first and the second differ by 15 % of the largest: bfloat16 has 8 bits, three
     layers of it are off by 2 % mostly, and by 15 % where a token takes another expert, in transformers as here."""
@@ -125,14 +128,16 @@ def test_experts_lie_in_the_stacks_as_the_checkpoint_names_them(tmp_path: Path) 
     model, _ = decoder(directory, torch.float32)
     block = model.model.layers[2].mlp
     assert isinstance(block, MoE)
-    assert (block.num_experts, block.experts_per_token, block.routing) == (7, 3, "softmax_topk")
-    assert (block.activation, block.router.bias, block.gate_up_bias, block.down_bias) == ("silu", None, None, None)
+    experts = block.experts
+    assert (experts.config.count, experts.config.per_token, experts.config.routing) == (7, 3, "softmax_topk")
+    assert (experts.config.activation, block.router.bias) == ("silu", None)
+    assert (experts.gate_up_bias, experts.down_bias) == (None, None)
     for expert in range(7):
         name = f"model.layers.2.mlp.experts.{expert}"
-        gate, up = block.gate_up[expert].chunk(2)
+        gate, up = experts.gate_up[expert].chunk(2)
         assert torch.equal(gate, tensors[f"{name}.gate_proj.weight"])
         assert torch.equal(up, tensors[f"{name}.up_proj.weight"])
-        assert torch.equal(block.down[expert], tensors[f"{name}.down_proj.weight"])
+        assert torch.equal(experts.down[expert], tensors[f"{name}.down_proj.weight"])
 
 
 @pytest.mark.parametrize("name", MOES)
@@ -229,6 +234,56 @@ def test_stacks_in_fp8_are_refused_though_a_scale_is_beside_them(tmp_path: Path)
         load(ready(directory))
 
 
+# --- Gemma 4, whose experts are beside the MLP -----------------------------------------------------------------------
+
+
+def test_the_router_of_gemma4_is_that_of_transformers() -> None:
+    config = Gemma4TextConfig(
+        hidden_size=24, enable_moe_block=True, num_experts=11, top_k_experts=4, moe_intermediate_size=8,
+        hidden_size_per_layer_input=0, num_kv_shared_layers=0,
+    )  # fmt: skip
+    theirs, random = Gemma4TextRouter(config), torch.Generator().manual_seed(1)
+    with torch.device("meta"):
+        ours = ScaledRouter(parse_model_config(config.to_dict()))
+    weights = {name: torch.randn(value.shape, generator=random) for name, value in theirs.state_dict().items()}
+    theirs.load_state_dict(weights)
+    ours.load_state_dict(weights, assign=True)
+    rows = torch.randn(50, 24, generator=random) * 3
+    _, wanted, chosen = theirs(rows)
+    found, experts = ours(rows)
+    assert torch.equal(experts, chosen)
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("experts.gate_up_proj", torch.zeros(6, 40, 48), "has 6 experts, not 7"),
+        ("experts.gate_up_proj", torch.zeros(7, 48, 40), r"gate_proj\.weight' of .* has shape \[24, 40\]"),
+        ("experts.down_proj", None, r"lacks 'model\.layers\.1\.experts\.0\.down_proj\.weight'"),
+        ("router.proj.weight", None, r"lacks 'model\.layers\.1\.router\.proj\.weight'"),
+        ("router.per_expert_scale", torch.zeros(6), r"router\.per_expert_scale' of .* has shape \[6\]"),
+        ("router.proj.bias", torch.zeros(7), r"does not: 'model\.layers\.1\.router\.proj\.bias'"),
+        ("post_feedforward_layernorm_1.weight", None, r"lacks .*post_feedforward_layernorm_1\.weight'"),
+        ("mlp.up_proj.weight", None, r"lacks 'model\.layers\.1\.mlp\.up_proj\.weight'"),
+    ],
+)
+def test_damaged_experts_of_gemma4_are_refused_by_name(
+    name: str, value: Tensor | None, words: str, tmp_path: Path
+) -> None:
+    directory = save(make("gemma4-moe"), tmp_path)
+    edit(directory, {f"model.layers.1.{name}": value})
+    with pytest.raises((BadModelFile, UnsupportedModel), match=words):
+        load(ready(directory))
+
+
+def test_stacks_in_a_model_that_has_no_experts_are_not_passed_over(tmp_path: Path) -> None:
+    directory = save(make("gemma4"), tmp_path)
+    edit(directory, {"model.layers.1.experts.down_proj": torch.zeros(7, 48, 20)})
+    with pytest.raises(UnsupportedModel, match=r"does not: 'model\.layers\.1\.experts\.down_proj'"):
+        load(ready(directory))
+
+
 # --- gpt-oss as it is published --------------------------------------------------------------------------------------
 
 
@@ -303,7 +358,14 @@ def test_stacks_of_a_model_that_names_its_experts_are_refused(tmp_path: Path) ->
 @pytest.mark.parametrize("layout", ["planes", "fragments"])
 @pytest.mark.parametrize(
     ("name", "format_of_gate"),
-    [("qwen3-moe", "mq4"), ("gpt-oss", "mq6"), ("qwen3-5-moe", "mq4"), ("qwen3-5-moe", "mq6")],
+    [
+        ("qwen3-moe", "mq4"),
+        ("gpt-oss", "mq6"),
+        ("qwen3-5-moe", "mq4"),
+        ("qwen3-5-moe", "mq6"),
+        ("gemma4-moe", "mq4"),
+        ("gemma4-moe", "mq6"),
+    ],
 )
 def test_packed_experts_stay_packed_and_give_what_their_values_do(
     name: str, format_of_gate: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -316,7 +378,8 @@ def test_packed_experts_stay_packed_and_give_what_their_values_do(
     count = {"num_experts": 3, "moe_intermediate_size": k} if name != "gpt-oss" else {"num_local_experts": 3}
     count |= {"shared_expert_intermediate_size": k} if name == "qwen3-5-moe" else {}
     small = {"hidden_size": k, "intermediate_size": k, "head_dim": 8, "num_hidden_layers": 1, "vocab_size": 61}
-    save(make(name, **small, **count, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2), tmp_path / "source")
+    count |= {"top_k_experts": 2, "global_head_dim": 8} if name == "gemma4-moe" else {"num_experts_per_tok": 2}
+    save(make(name, **small, **count, bos_token_id=1, eos_token_id=2), tmp_path / "source")
     recipe = recipe_of("mq4")
     rule = Rule(tensors="*.gate_proj.weight", format=format_of_gate)
     recipe = replace(recipe, rules=(*recipe.rules[:-1], rule, recipe.rules[-1]))
@@ -324,7 +387,8 @@ def test_packed_experts_stay_packed_and_give_what_their_values_do(
     quantize_packed(tmp_path / "source", recipe, packed, device=cpu, on_stage=lambda *_: None)
     config, weights = read_config(packed), PackedWeights(packed)
     kernels, reference = fused(config, weights), plain(config, weights)
-    experts = kernels._opened().layers[0].mlp
+    layer = kernels._opened().layers[0]
+    experts = layer.mlp if layer.beside is None else layer.beside.experts
     assert isinstance(experts, FusedMoE)
     stacks = [w for w, _ in (*experts.gate_up, experts.down)]
     assert len(stacks) == (2 if format_of_gate == "mq4" else 3)

@@ -52,6 +52,13 @@ _GEMMA4 = {
     "hidden_size_per_layer_input": 0,
     "final_logit_softcapping": 9.0,
 }
+_GEMMA4_MOE = {
+    **_GEMMA4,
+    "enable_moe_block": True,
+    "num_experts": 7,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 20,
+}
 _QWEN3_5 = {
     "head_dim": 24,
     "linear_num_key_heads": 2,
@@ -174,6 +181,17 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
     "gemma4-heads-of-one-size": (
         "gemma4_text",
         {**_GEMMA4, "global_head_dim": 18, "num_global_key_value_heads": 2, "layer_types": ["full_attention"] * 3},
+    ),
+    "gemma4-moe": ("gemma4_text", _GEMMA4_MOE),
+    "gemma4-moe-untied-values-apart-all-see-everything": (
+        "gemma4_text",
+        {
+            **_GEMMA4_MOE,
+            "attention_k_eq_v": False,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention"] * 3,
+            "top_k_experts": 1,
+        },
     ),
     "phi3": ("phi3", {"pad_token_id": 0}),
     "phi3-partial-rope-and-window": (

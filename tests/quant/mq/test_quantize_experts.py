@@ -34,6 +34,7 @@ SHARED = "model.layers.1.mlp.shared_expert"
 
 def source_of(name: str, directory: Path, **more: Any) -> Path:
     widths = WIDTH | ({"shared_expert_intermediate_size": 64} if name.startswith("qwen3-5") else {})
+    widths |= {"global_head_dim": 64} if name.startswith("gemma4") else {}
     return tiny(directory, name, **(more if name.startswith("gpt") else widths | more))
 
 
@@ -93,6 +94,48 @@ def test_the_shared_expert_is_packed_as_the_others_are_and_its_gate_is_kept(is_s
     wanted, nearly = logits(config, weights), logits(config_of(eight.path), PackedWeights(eight.path))
     rows = np.sqrt(np.square(nearly - wanted).mean(1) / np.square(wanted).mean(1))
     assert 0 < np.median(rows) < 0.1  # a token that takes another expert is off by more
+
+
+def test_experts_beside_an_mlp_are_packed_as_it_is_and_what_routes_is_kept(tmp_path: Path) -> None:
+    source = source_of("gemma4-moe", tmp_path / "source", top_k_experts=7)  # all, so that no token takes another one
+    weights, config = opened(source)
+    made = packed(source, tmp_path / "out", "mq4")
+    assert made.num_parameters == sum(value.numel() for value in load_file(source / WEIGHTS_NAME).values())
+    found = {name: (one.format, one.shape, one.input_rotation) for name, one in made.tensors.items()}
+    layer = "model.layers.1"
+    assert found[f"{layer}.experts.3.gate_proj.weight"] == ("mq4", (64, 64), 64)
+    assert found[f"{layer}.experts.3.down_proj.weight"] == ("mq4", (64, 64), 64)
+    assert found[f"{layer}.mlp.down_proj.weight"] == ("mq4", (64, 96), 32)
+    assert found[f"{layer}.router.proj.weight"] == ("bf16", (7, 64), 1)
+    assert (found[f"{layer}.router.scale"][0], found[f"{layer}.router.per_expert_scale"][1]) == ("bf16", (7,))
+    names = list(made.tensors)  # a layer's tensors lie together, as they are read
+    assert names.index(f"{layer}.experts.6.down_proj.weight") < names.index("model.layers.2.mlp.gate_proj.weight")
+    eight = packed(source, tmp_path / "eight", "mq8")
+    # Without the first, which is padding: all zeros.
+    wanted, nearly = (
+        logits(*one)[1:] for one in ((config, weights), (config_of(eight.path), PackedWeights(eight.path)))
+    )
+    rows = np.sqrt(np.square(nearly - wanted).mean(1) / np.square(wanted).mean(1))
+    assert 0 < rows.max() < 0.1
+
+
+def test_a_budget_raises_an_mlp_before_the_experts_beside_it(tmp_path: Path) -> None:
+    weights, config = opened(source_of("gemma4-moe", tmp_path / "source"))
+    plan = make_plan(config, weights, recipe_of("mq4"), "online")
+
+    def richer(bpw: float) -> dict[str, str]:
+        made = make_plan(config, weights, spend(plan, bpw), "online")
+        assert made.bpw_body <= bpw
+        return {name: tensor.format for name, tensor in made.by_name.items()}
+
+    little, everything = richer(plan.bpw_body + 0.4), richer(7.0)
+    assert little["model.layers.0.mlp.down_proj.weight"] == "mq6"
+    for formats in (little, everything):
+        for layer in range(3):
+            assert len({formats[f"model.layers.{layer}.experts.{expert}.down_proj.weight"] for expert in range(7)}) == 1
+    assert little["model.layers.2.experts.0.gate_proj.weight"] == "mq4"
+    assert everything["model.layers.2.experts.6.gate_proj.weight"] == "mq6"
+    assert everything["model.layers.2.router.proj.weight"] == "bf16"
 
 
 def test_the_router_of_a_folded_model_keeps_its_precision(tmp_path: Path) -> None:
@@ -159,7 +202,7 @@ def test_sources_whose_experts_are_not_those_of_the_config_are_refused(
         packed(source, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "qwen3-5-moe"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen3-5-moe", "gemma4-moe"])
 def test_calibration_that_was_asked_for_is_refused_and_else_left_out_with_a_word(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

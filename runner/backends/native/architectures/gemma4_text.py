@@ -1,8 +1,10 @@
-"""Gemma 4's dense text models: layers that see everything have wider heads, whose values are made of what keys are."""
+"""Gemma 4's text models: layers that see everything have wider heads, whose values are made of what keys are; and some
+models have a mixture of experts beside the MLP of each layer."""
 
 from __future__ import annotations
 
 from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer
+from runner.backends.native.moe import LayerWithExperts
 from runner.model_config import ModelConfig
 
 
@@ -22,4 +24,5 @@ def _layer(config: ModelConfig, index: int) -> Layer:
         heads=config.heads(index),
         has_value_norm=config.has_value_norm,
     )
-    return Layer(config, attention=attention, mlp=GatedMlp(config, activation=config.activation))
+    of_layer = Layer if config.experts is None else LayerWithExperts
+    return of_layer(config, attention=attention, mlp=GatedMlp(config, activation=config.activation))

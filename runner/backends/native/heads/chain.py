@@ -19,7 +19,7 @@ from runner.backends.native.capture import Interior
 from runner.backends.native.graphs import Graphs, filled_up
 from runner.backends.native.guesses import Guesses
 from runner.backends.native.kv_cache import KvCache
-from runner.backends.native.moe import MoE
+from runner.backends.native.moe import Experts
 from runner.config import SamplingParams
 from runner.kernels.attention_decode import attend_rows
 from runner.kernels.heads import Heads
@@ -84,7 +84,7 @@ class DevicePass:
 
 def can_be_chained(head: torch.nn.Module) -> bool:
     """Whether its steps have one shape: plain experts are chosen by the host."""
-    return not any(isinstance(module, MoE) for module in head.modules())
+    return not any(isinstance(module, Experts) for module in head.modules())
 
 
 class HeadChain:
