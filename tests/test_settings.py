@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import ConfigError, UsageError
 from runner.paths import Paths, user_paths
-from runner.settings import SETTINGS, Settings, load_settings, reference, set_value, setting, shown, unset_value
+from runner.settings import (
+    SETTINGS,
+    Settings,
+    load_settings,
+    misspelt_variables,
+    reference,
+    set_value,
+    setting,
+    shown,
+    unset_value,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -136,6 +146,15 @@ def test_a_directory_that_was_deleted_has_no_project_file(paths: Paths, home: Pa
 def test_variables_of_other_programs_and_empty_ones_are_left_alone(paths: Paths, home: Path) -> None:
     settings = load(paths, home, RUNNER_OS="Linux", RUNNER_TEMP="/tmp", RUNNER_HOME="/x", RUNNER_MODEL="")
     assert settings.given == {}
+
+
+def test_variables_that_look_like_a_misspelt_setting_are_known_and_other_programs_are_not() -> None:
+    ours = {"RUNNER_TOPK": "1", "RUNNER_CTX": "512", "RUNNER_MODLE": "demo", "RUNNER_TOPP": ""}
+    read = {"RUNNER_MODEL": "demo", "RUNNER_HOME": "/x", "RUNNER_DEBUG": "1", "RUNNER_SERVE_TOKEN": "t"}
+    of_others = ("OS", "ARCH", "NAME", "TEMP", "TOOL_CACHE", "WORKSPACE", "ENVIRONMENT", "TRACKING_ID", "USER", "TOKEN")
+    found = misspelt_variables(ours | read | {f"RUNNER_{name}": "x" for name in of_others})
+    meant = {"RUNNER_TOPK": "RUNNER_TOP_K", "RUNNER_CTX": "RUNNER_CTX_SIZE", "RUNNER_MODLE": "RUNNER_MODEL"}
+    assert found == meant
 
 
 def test_the_process_own_variables_are_read(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
