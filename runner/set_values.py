@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from runner.attachments import absolute
 from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams, objection
 from runner.errors import UsageError, nearest_hint
+from runner.list_text import is_listed, listed
 
 ALIASES = {
     "temp": "temperature",
@@ -39,7 +39,6 @@ _BY_COMMAND = {  # what is set by a command of its own: grammar, which is shown 
 _QUOTED: Final = re.compile(
     r"""(`[^`]*`|“.*”|(?<!\w)'(?:\\.|[^'\\])*'(?!\w)|(?<!\w)"(?:\\.|[^"\\])*"(?!\w))""", re.DOTALL
 )
-_LISTED: Final = re.compile(r"""\[\s*(["']|\]$)""")  # ["a", "b"], or []; [INST] is a text
 _FLAG: Final = re.compile(r"(?<![^\s(])--?([a-z][a-z-]*)(?![\w=/-]|\.\w)( \d+| all\b)?")  # no part of a path
 _SHORT_FLAGS: Final = {"c": "ctx_size"}
 _COMMAND_FLAGS: Final = {"json-schema": "/grammar", "grammar": "/grammar"}
@@ -140,18 +139,10 @@ def _kinds() -> Mapping[str, Any]:
 
 def _items(name: str, text: str) -> tuple[str, ...]:
     try:
-        texts = _listed(text) if _LISTED.match(text) else shlex.split(text)
+        texts = listed(text) if is_listed(text) else shlex.split(text)
         return tuple(map(_LISTS[name], texts))
     except ValueError as error:
         raise UsageError(f"{name} cannot be {text!r}: {error}.", hint="Put each text in quotes.") from None
-
-
-def _listed(text: str) -> list[str]:
-    """The texts of a list as settings files and JSON write it. Raises ValueError."""
-    texts = tomllib.loads(f"texts = {text}")["texts"]
-    if not all(isinstance(one, str) for one in texts):
-        raise ValueError("not all of it are texts")
-    return list(texts)
 
 
 def _unescaped(text: str) -> str:

@@ -264,6 +264,16 @@ def test_files_that_are_no_text_or_no_file_are_refused(paths: Paths, home: Path)
     assert "RUNNER_HOME" in caught.value.hint
 
 
+def test_a_list_may_be_one_text_that_is_written_as_in_a_file(paths: Paths, home: Path) -> None:
+    set_value(paths, "stop", ['["END", "two words"]'])
+    assert load(paths, home).value("stop") == ("END", "two words")
+    assert load(paths, home, RUNNER_STOP="['a\\n', 'b']").value("stop") == (r"a\n", "b")
+    assert load(paths, home, RUNNER_STOP="[INST]").value("stop") == ("[INST]",)
+    for wrong in ('["a" "b"]', '["a", 1]'):
+        with pytest.raises(ConfigError, match="stop is"):
+            set_value(paths, "stop", [wrong])
+
+
 def test_a_byte_order_mark_is_no_error(paths: Paths, home: Path) -> None:
     write(paths.settings_file, "\ufefftop_k = 3\r\nseed = 4\r\n")
     assert load(paths, home).value("top_k") == 3
