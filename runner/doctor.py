@@ -33,7 +33,7 @@ from runner.machine import CpuInfo, cpu_info, default_threads, devices
 from runner.measures import decimal_size
 from runner.paths import Paths, builtin
 from runner.registry import Registry
-from runner.settings import load_settings
+from runner.settings import load_settings, misspelt_variables
 from runner.types import Device
 
 Status = Literal["ok", "warning", "error"]
@@ -336,6 +336,10 @@ def settings_check(paths: Paths) -> Check:
     detail = (
         f"{len(settings.given)} set in {', '.join(_tilde(Path(place)) for place in places)}" if places else "defaults"
     )
+    if wrong := misspelt_variables():
+        detail += f"; nothing reads {', '.join(wrong)}"
+        remedy = f"Did you mean {', '.join(wrong.values())}?"
+        return Check(name="Settings", status="warning", detail=detail, remedy=remedy)
     return Check(name="Settings", status="ok", detail=detail)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from runner.attachments import absolute
 from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams, objection
 from runner.errors import UsageError, nearest_hint
+from runner.list_text import is_listed, listed
 
 ALIASES = {
     "temp": "temperature",
@@ -138,7 +139,8 @@ def _kinds() -> Mapping[str, Any]:
 
 def _items(name: str, text: str) -> tuple[str, ...]:
     try:
-        return tuple(map(_LISTS[name], shlex.split(text)))
+        texts = listed(text) if is_listed(text) else shlex.split(text)
+        return tuple(map(_LISTS[name], texts))
     except ValueError as error:
         raise UsageError(f"{name} cannot be {text!r}: {error}.", hint="Put each text in quotes.") from None
 

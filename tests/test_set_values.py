@@ -22,13 +22,16 @@ from runner.set_values import field_name, in_chat, names, parsed, shown
         (r'"\x41\u65e5"', ("A日",)),
         ("日本", ("日本",)),
         ("none", ()),
+        ("""["END", 'two words', "\\n"]""", ("END", "two words", "\n")),
+        ("[]", ()),
+        ("[INST]", ("[INST]",)),
     ],
 )
 def test_stop_strings_are_what_they_are_written_as(text: str, wanted: tuple[str, ...]) -> None:
     assert parsed("stop", text) == wanted
 
 
-@pytest.mark.parametrize("text", ['"open', "'\\'", r"'\x4'"])
+@pytest.mark.parametrize("text", ['["a" "b"]', '["a", 1]', '"open', "'\\'", r"'\x4'"])
 def test_a_list_that_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="stop cannot be"):
         parsed("stop", text)

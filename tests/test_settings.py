@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import ConfigError, UsageError
 from runner.paths import Paths, user_paths
-from runner.settings import SETTINGS, Settings, load_settings, reference, set_value, setting, shown, unset_value
+from runner.settings import (
+    SETTINGS,
+    Settings,
+    load_settings,
+    misspelt_variables,
+    reference,
+    set_value,
+    setting,
+    shown,
+    unset_value,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -138,6 +148,15 @@ def test_variables_of_other_programs_and_empty_ones_are_left_alone(paths: Paths,
     assert settings.given == {}
 
 
+def test_variables_that_look_like_a_misspelt_setting_are_known_and_other_programs_are_not() -> None:
+    ours = {"RUNNER_TOPK": "1", "RUNNER_CTX": "512", "RUNNER_MODLE": "demo", "RUNNER_TOPP": ""}
+    read = {"RUNNER_MODEL": "demo", "RUNNER_HOME": "/x", "RUNNER_DEBUG": "1", "RUNNER_SERVE_TOKEN": "t"}
+    of_others = ("OS", "ARCH", "NAME", "TEMP", "TOOL_CACHE", "WORKSPACE", "ENVIRONMENT", "TRACKING_ID", "USER", "TOKEN")
+    found = misspelt_variables(ours | read | {f"RUNNER_{name}": "x" for name in of_others})
+    meant = {"RUNNER_TOPK": "RUNNER_TOP_K", "RUNNER_CTX": "RUNNER_CTX_SIZE", "RUNNER_MODLE": "RUNNER_MODEL"}
+    assert found == meant
+
+
 def test_the_process_own_variables_are_read(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_BACKEND", "native")
     assert load_settings(paths).load_options().backend == "native"
@@ -243,6 +262,16 @@ def test_files_that_are_no_text_or_no_file_are_refused(paths: Paths, home: Path)
     with pytest.raises(ConfigError, match="what it should lie in is a file") as caught:
         load(paths, home)
     assert "RUNNER_HOME" in caught.value.hint
+
+
+def test_a_list_may_be_one_text_that_is_written_as_in_a_file(paths: Paths, home: Path) -> None:
+    set_value(paths, "stop", ['["END", "two words"]'])
+    assert load(paths, home).value("stop") == ("END", "two words")
+    assert load(paths, home, RUNNER_STOP="['a\\n', 'b']").value("stop") == (r"a\n", "b")
+    assert load(paths, home, RUNNER_STOP="[INST]").value("stop") == ("[INST]",)
+    for wrong in ('["a" "b"]', '["a", 1]'):
+        with pytest.raises(ConfigError, match="stop is"):
+            set_value(paths, "stop", [wrong])
 
 
 def test_a_byte_order_mark_is_no_error(paths: Paths, home: Path) -> None:

@@ -97,7 +97,8 @@ def _show_history(runs: Sequence[BenchRun], form: str) -> None:
     if form == "table":
         is_ascii = not can_show(sys.stdout.encoding)
         draw(history_table.history_lines(runs, width_of(sys.stdout), is_ascii=is_ascii))
-        render.narrate("Before each speed of prefill and decode, in tok/s, is the number of tokens.")
+        if any(row.test.startswith(("pp", "tg")) for run in runs for row in run.rows):
+            render.narrate("Before each speed of prefill and decode, in tok/s, is the number of tokens.")
     elif form == "md":
         render.data(history_table.history_markdown(runs))
     elif form == "json":

@@ -13,7 +13,7 @@ from runner.cli import completing, render
 from runner.cli.app import new_app
 from runner.errors import ConfigError
 from runner.paths import user_paths
-from runner.settings import SETTINGS, load_settings, reference, set_value, shown, unset_value
+from runner.settings import SETTINGS, load_settings, misspelt_variables, reference, set_value, shown, unset_value
 from runner.settings import setting as known_setting
 
 app = new_app(help="Show settings, and where each value comes from.", no_args_is_help=True)
@@ -30,6 +30,8 @@ def _keys() -> list[str]:
 def show(as_json: Json = False) -> None:
     """Show every setting, its value, and where the value comes from."""
     settings = load_settings(user_paths())
+    for name, meant in misspelt_variables().items():
+        render.warn(f"Nothing reads {name}.", hint=f"Did you mean {meant}?")
     if as_json:
         rows = [
             {

@@ -165,9 +165,9 @@ def _print(n_files: int, n_bytes: int, findings: Sequence[Finding], mended: Sequ
     files = "1 file" if n_files == 1 else f"{n_files} files"
     n_damaged = sum(finding.is_damage for finding in findings)
     verdict = f"{n_damaged} {_wrong(findings)}" if n_damaged else "none is damaged"
-    if n_files or n_damaged:
+    if n_files:
         render.narrate(f"Checked {files}, {render.decimal_size(n_bytes)}: {verdict}.")
-    else:
+    elif not n_damaged:
         render.narrate("There was nothing to check.")
     for result in mended:
         if result.set_aside is not None:

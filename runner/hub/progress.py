@@ -39,13 +39,17 @@ class Trouble:
 
 @dataclass(frozen=True)
 class FileState:
-    """One file of a download. attached: another process fetches it, and this one shows how far that is."""
+    """One file of a download. attached: another process fetches it, and this one shows how far that is.
+
+    remark: a sentence on what happened to it and is mended, or "".
+    """
 
     name: str
     done_bytes: int
     size_bytes: int
     state: FileStage
     trouble: Trouble | None = None
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,15 @@ class FetchState:
 
 
 class Troubles:
-    """What holds up a download, each once, for all files that fail alike."""
+    """What holds up a download or was amiss with it, each once, for all files that fail alike."""
 
     def __init__(self) -> None:
         self._told = set[tuple[str, int]]()
 
     def news(self, state: FetchState) -> Iterator[str]:
         """What was not told yet, in words."""
-        for trouble in [file.trouble for file in state.files if file.trouble is not None]:
+        remarks = [Trouble(file.remark) for file in state.files if file.remark]
+        for trouble in [*remarks, *(file.trouble for file in state.files if file.trouble is not None)]:
             about = (trouble.reason, trouble.n_failures)
             if trouble.text and about not in self._told:
                 self._told.add(about)
@@ -88,6 +93,7 @@ class Mark:
     fetched_bytes: int = 0
     state: FileStage = "waiting"
     trouble: Trouble | None = None
+    remark: str = ""
 
     def finish(self) -> None:
         self.done_bytes = self.size_bytes
@@ -106,7 +112,14 @@ class Marks:
 
     def state(self) -> FetchState:
         files = tuple(
-            FileState(mark.name, min(mark.done_bytes, mark.size_bytes), mark.size_bytes, mark.state, mark.trouble)
+            FileState(
+                name=mark.name,
+                done_bytes=min(mark.done_bytes, mark.size_bytes),
+                size_bytes=mark.size_bytes,
+                state=mark.state,
+                trouble=mark.trouble,
+                remark=mark.remark,
+            )
             for mark in self._marks.values()
         )
         return FetchState(

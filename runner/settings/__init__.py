@@ -9,6 +9,7 @@ from runner.settings.edit import set_value, unset_value
 from runner.settings.files import PROJECT_FILE, project_file, read_file
 from runner.settings.load import Settings, load_settings
 from runner.settings.table import SETTINGS, Setting, reference, setting, shown
+from runner.settings.variables import misspelt_variables
 
 __all__ = [
     "PROJECT_FILE",
@@ -16,6 +17,7 @@ __all__ = [
     "Setting",
     "Settings",
     "load_settings",
+    "misspelt_variables",
     "project_file",
     "read_file",
     "reference",

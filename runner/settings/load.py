@@ -103,7 +103,8 @@ def load_settings(
             given.update({key: (_meant(key, value, path), str(path)) for key, value in read_file(path).items()})
     environ = os.environ if environ is None else environ
     for item in SETTINGS:
-        # Other programs use RUNNER_* too (RUNNER_OS, RUNNER_TEMP on build machines), so unknown ones are left alone.
+        # Other programs use RUNNER_* too (RUNNER_OS, RUNNER_TEMP on build machines), so unknown ones are left alone;
+        # what looks like a misspelt one is told by who shows settings (variables.py).
         if text := environ.get(item.variable):
             try:
                 given[item.key] = (item.parse(text), item.variable)

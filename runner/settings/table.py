@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from runner.config import BACKENDS, LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams, Speculation, objection
 from runner.errors import ConfigError, UsageError, nearest_hint
+from runner.list_text import is_listed, listed
 
 Kind = Literal["text", "number", "integer", "yes/no", "texts", "layers"]
 Owner = type[LoadOptions] | type[SamplingParams] | type[ChatOptions]
@@ -60,9 +61,12 @@ class Setting:
         return _literals(get_type_hints(self.owner)[self.field]) if self.owner is not None else ()
 
     def parse(self, *texts: str) -> Any:
-        """The value that `texts` of a variable or command line mean; only a list takes several. Raises ConfigError."""
+        """The value that `texts` of a variable or command line mean; only a list takes several, or one that lists them.
+
+        Raises ConfigError.
+        """
         if self.kind == "texts":
-            return self.check(texts)
+            return self.check(self._listed(texts[0]) if len(texts) == 1 and is_listed(texts[0]) else texts)
         if len(texts) != 1:
             raise ConfigError(f"{self.key} takes one value, not {len(texts)}.", hint=_EXPECTED[self.kind])
         text = texts[0]
@@ -76,6 +80,12 @@ class Setting:
                 except ValueError:
                     continue
         return self.check(text)
+
+    def _listed(self, text: str) -> list[str]:
+        try:
+            return listed(text)
+        except ValueError as error:
+            raise ConfigError(f"{self.key} is {text!r}: {error}.", hint=_EXPECTED[self.kind]) from None
 
     def check(self, value: Any) -> Any:
         """`value` as it is used, or ConfigError when its type or range is wrong."""

@@ -50,7 +50,7 @@ class Rooms:
 
 @dataclass(frozen=True, kw_only=True)
 class RowFit:
-    """need_bytes beside what the device has free; gpu_share: of the layers, where only some fit there."""
+    """need_bytes beside what the device has free; gpu_share: of the layers, where only some fit there, else 0."""
 
     verdict: Verdict = "unknown"
     need_bytes: int = 0
@@ -141,7 +141,7 @@ def rough_fit(held: int, room: Room) -> RowFit:
     if not held:
         return RowFit(free_bytes=room.free_bytes)
     need = rough_bytes(held)
-    share, verdict = 1.0, "fits"
+    share, verdict = 0.0, "fits"
     if need > room.free_bytes:
         verdict = "partly" if need <= room.free_bytes + room.ram_bytes else "no"
         share = max(0.0, (room.free_bytes - (need - held)) / held) if verdict == "partly" else 0.0
@@ -157,7 +157,7 @@ def row_fit(fit: Fit) -> RowFit:
         verdict=verdict,
         need_bytes=fit.total_bytes,
         free_bytes=fit.available_bytes,
-        gpu_share=share,
+        gpu_share=share if verdict == "partly" else 0.0,
         is_exact=True,
     )
 

@@ -61,6 +61,9 @@ def test_history_lists_runs_of_a_model_and_the_last_ones(capsys: Capture) -> Non
     assert "This is the last of 5 runs" in capsys.readouterr().err
     assert main(["bench", "history", "Qwen3-8B"]) == 0
     assert "other" in capsys.readouterr().out
+    keep(run(backend(row("ttft")), id="waits", model="slow"))
+    assert main(["bench", "history", "slow"]) == 0
+    assert "tok/s" not in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("meant", ["models/small.gguf", "./models", "small.gguf"])

@@ -38,8 +38,11 @@ def test_show_has_every_setting_with_its_value_and_origin(
 ) -> None:
     (elsewhere / "runner.toml").write_text("temperature = 0.3\n")
     monkeypatch.setenv("RUNNER_SEED", "7")
-    code, out, _ = run(capsys, "config", "show")
+    monkeypatch.setenv("RUNNER_MODLE", "qwen3-8b")
+    code, out, err = run(capsys, "config", "show")
     assert code == 0
+    assert "Nothing reads RUNNER_MODLE." in err
+    assert "RUNNER_MODEL?" in err
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()[1:]}
     assert set(rows) == {item.key for item in SETTINGS}
     assert rows["temperature"] == ["0.3", str(elsewhere / "runner.toml")]

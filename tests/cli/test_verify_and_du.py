@@ -213,8 +213,9 @@ def test_damaged_weights_that_were_not_made_here_are_not_said_to_be(
 ) -> None:
     own = write_gguf(tmp_path / "own.gguf")
     own.write_bytes(own.read_bytes()[:-1])
-    code, out, _ = run(capsys, "verify", str(own))
+    code, out, err = run(capsys, "verify", str(own))
     assert (code, out.partition(" contents: ")[0]) == (5, "own.gguf: wrong")
+    assert err.startswith("error: 1 file is damaged.\n")  # and no "Checked 0 files": none was hashed
     assert "fetch it again" in run(capsys, "show", str(own))[2]
 
 

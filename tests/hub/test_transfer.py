@@ -20,7 +20,7 @@ from runner import hub
 from runner.errors import BusyError, RunnerError, UsageError, VerificationFailed
 from runner.hub import remote
 from runner.hub.http import MAX_REDIRECTS, Tuning
-from runner.hub.progress import Trouble
+from runner.hub.progress import Trouble, Troubles
 from runner.hub_cache import repo_directory
 from runner.types import CancelToken
 
@@ -405,9 +405,12 @@ def test_a_part_that_is_too_long_is_set_aside(big: Hub) -> None:
 def test_wrong_contents_are_set_aside_and_fetched_once_more(big: Hub, name: str) -> None:
     data = big.repos[REPO].files[name]
     big.faults = [Fault("flip", at=1, name=name)]
-    directory, _ = fetch([name])
+    directory, seen = fetch([name])
     assert (directory / name).read_bytes() == data
     assert blob_names() == [etag_of(name, data), f"{etag_of(name, data)}.corrupt-1"]
+    (told,) = Troubles().news(seen[-1])
+    assert told.startswith(f"{name} arrived with other contents than the hub says, and is fetched once more.")
+    assert f"{etag_of(name, data)}.corrupt-1: `runner rm --partial` deletes it." in told
 
 
 def test_contents_that_stay_wrong_end_in_an_error(big: Hub) -> None:

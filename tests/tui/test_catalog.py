@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from live_samples import fit
 from model_rows import GIB, rooms, row
 from plain_user import python_as_plain_user
 
@@ -25,6 +26,7 @@ from runner.tui.catalog import (
     found_rows,
     measured_tok_s,
     rough_fit,
+    row_fit,
 )
 from runner.tui.catalog import rooms as rooms_of
 from runner.tui.catalog_columns import BY_KEY, COLUMNS, columns_for, empty_columns, fit_text, sorted_rows
@@ -173,6 +175,12 @@ def test_what_is_not_known_stays_at_the_end_of_either_order() -> None:
     assert [one.name for one in sorted_rows(rows, "size", is_reversed=True)] == ["b", "c", "a"]
     for column in COLUMNS:
         assert len(sorted_rows(rows, column.key, is_reversed=False)) == 3
+
+
+def test_what_models_take_is_one_order_be_it_estimated_or_read_from_headers() -> None:
+    on_cpu, on_gpu = row_fit(dataclasses.replace(fit(), n_gpu_layers=0)), row_fit(fit())
+    rows = [row("large", fit=rough_fit(15 * GIB, rooms(20 * GIB).gguf)), row("cpu", fit=on_cpu), row("gpu", fit=on_gpu)]
+    assert [one.name for one in sorted_rows(rows, "fit", is_reversed=False)] == ["cpu", "gpu", "large"]
 
 
 @pytest.mark.parametrize("width", range(1, 220, 7))

@@ -22,6 +22,7 @@ from runner.measures import text_width
 from runner.paths import user_paths
 from runner.transcript import SessionSummary, Turn
 from runner.tui import app as app_module
+from runner.tui.jobs import Job
 from runner.tui.machine_watch import MachineSample, take_sample
 from runner.tui.messages import LoadEnded
 from runner.tui.screens import side_desk
@@ -33,6 +34,7 @@ from runner.tui.widgets.context_meter import ContextMeter
 from runner.tui.widgets.empty_chat import EXAMPLES, EmptyChat
 from runner.tui.widgets.hint import Hint
 from runner.tui.widgets.key_bar import KeyBar
+from runner.tui.widgets.left_rail import LeftRail
 from runner.tui.widgets.models_here import ModelsHere
 from runner.tui.widgets.prompt_box import PromptBox
 from runner.tui.widgets.sessions_rail import SessionList, SessionsRail
@@ -458,17 +460,19 @@ def test_every_size_has_transcript_and_prompt_and_rails_by_key(stage: Stage, siz
         await on.ready()
         await on.ask("hello")
         chat, is_cramped = on.chat, size[0] < 100
+        chat.query_one(LeftRail).show_jobs([Job(id="1", kind="pull", model="a/b", state="done", message="made\n" * 9)])
         for _ in range(2):
             for widget in (chat.query_one(Transcript), chat.query_one(PromptBox)):
                 assert chat.region.contains_region(widget.region)
                 assert widget.region.width >= 30
                 assert widget.region.height >= 1
-            left, right = chat.query_one("#left-rail"), chat.query_one("#live-rail")
+            left, right = chat.query_one(LeftRail), chat.query_one("#live-rail")
             assert left.display is right.display is not is_cramped
             assert chat.query_one("#status-line").display is is_cramped
             await on.pilot.press("f7")
             assert left.display is is_cramped
             if is_cramped:
+                assert chat.query_one(SessionList).region.height >= 2
                 await on.pilot.press("f8")
                 assert (left.display, right.display) == (False, True)
                 await on.pilot.press("escape")

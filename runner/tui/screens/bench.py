@@ -290,7 +290,8 @@ class BenchScreen(ModeScreen):
         if marked is None or marked.id == run.id:
             history.mark(None if marked is not None else run)
             if marked is None:
-                self.notify("Marked: press c on another run to compare the two.", markup=False)
+                history.focus_list()
+                self.notify("Marked: press c on another run (↑ ↓) to compare the two.", markup=False)
             return
         before, after = sorted((marked, run), key=lambda one: one.id)
         self._put(Shown(after, compare_runs(before, after), self._runs, is_comparing=True))

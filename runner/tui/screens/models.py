@@ -82,6 +82,7 @@ class ModelsScreen(ModelsReading):
         self._loaded = loaded
         self._view = CatalogView()
         self._first_marked: CatalogRow | None = None
+        self._is_hub_meant = False  # `h` asked for the words that are being typed
         self._waiting: Timer | None = None  # while the cursor may only be passing over a row
         self._at_rest: frozenset[tuple[str, str]] = frozenset()
 
@@ -208,7 +209,7 @@ class ModelsScreen(ModelsReading):
     @on(Input.Submitted, "#filter")
     def _filter_done(self) -> None:
         self.table.focus()
-        if self.table.is_on_offer:
+        if self.table.is_on_offer or (self._is_hub_meant and self._view.query.strip()):
             self.action_search_hub()
 
     @on(ModelTable.SortWanted)
@@ -243,6 +244,7 @@ class ModelsScreen(ModelsReading):
         return row.is_drafter
 
     def action_filter(self) -> None:
+        self._is_hub_meant = False
         self.query_one("#filter", Input).focus()
 
     def action_fits_only(self) -> None:
@@ -257,6 +259,7 @@ class ModelsScreen(ModelsReading):
         query, catalog = self._view.query.strip(), self._view.catalog
         if not query:
             self.action_filter()
+            self._is_hub_meant = True
             self._news("Type what to look for, then Enter.")
         elif self.services.is_offline:
             self._news("The hub is not asked: runner is offline. Start it without --offline.", is_bad=True)

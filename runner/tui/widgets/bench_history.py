@@ -69,6 +69,10 @@ class BenchHistory(Vertical):
         self._marked = "" if run is None else run.id
         self._redraw(self._highlighted_id)
 
+    def focus_list(self) -> None:
+        """Let the arrow keys choose a run."""
+        self.query_one(OptionList).focus()
+
     @property
     def marked(self) -> BenchRun | None:
         return next((run for run in self._runs if run.id == self._marked), None)

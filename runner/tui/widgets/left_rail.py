@@ -27,7 +27,8 @@ class LeftRail(Vertical):
     LeftRail #downloads { height: auto; max-height: 12; margin-top: 1; display: none; }
     LeftRail #downloads.-some { display: block; }
     LeftRail #downloads > Static { height: 1; text-style: bold; color: $text-muted; }
-    .-flat LeftRail #downloads { margin-top: 0; max-height: 4; }
+    .-flat LeftRail #downloads { margin-top: 0; max-height: 2; }
+    .-flat LeftRail #downloads > Static, .-flat LeftRail SessionsRail #about { display: none; }
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,6 @@ class LeftRail(Vertical):
             yield JobList()
 
     def show_jobs(self, jobs: Sequence[Job]) -> None:
-        """Show what is being fetched and made; finished work is the models screen's."""
+        """Show what is fetched and made, and what has ended until it is taken out of the list."""
         self.query_one("#downloads").set_class(bool(jobs), "-some")
         self.query_one(JobList).show(tuple(jobs))
