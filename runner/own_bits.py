@@ -13,7 +13,7 @@ from runner.backends.native.preference import gpu_for_kernels
 from runner.model_config import text_model_type
 from runner.registry import ModelSpec, Registry
 
-_DENSE_ALONE: Final = frozenset({"gemma4_text"})  # those whose weights are not all for every token are other models
+_NOT_RUN: Final = frozenset({"google/gemma-4-26B-A4B-it"})  # of families that are: experts beside an MLP
 _PACKED_BYTES: Final = 0.6  # of a weight in mq4, scales and the output matrix included
 
 
@@ -34,5 +34,4 @@ def in_own_bits(spec: ModelSpec, registry: Registry, num_parameters: int) -> str
 
 def _is_run(known: ModelSpec) -> bool:
     """Whether the native backend knows the architecture, as far as the registry tells."""
-    model_type = text_model_type(known.architecture)
-    return model_type in ARCHITECTURES and not (known.active and model_type in _DENSE_ALONE)
+    return text_model_type(known.architecture) in ARCHITECTURES and known.repo not in _NOT_RUN

@@ -243,11 +243,11 @@ def test_how_a_model_of_the_registry_is_had_in_our_own_bits_is_told_where_a_gpu_
     gemma = {"gemma-3-4b-it-Q4_K_M.gguf": (tmp_path / "repo" / "Qwen3-0.6B-Q8_0.gguf").read_bytes()}
     server.repos["ggml-org/gemma-3-4b-it-GGUF"] = Repo(gemma)
     assert "runner quantize gemma-3-4b" in seen("gemma-3-4b").in_own_bits  # by its text model
-    for repo, file in (("E2B", "E2B-it-Q4_K_M"), ("31B", "31B-it-Q4_K_M")):
+    for repo, file in (("E2B", "E2B-it-Q4_K_M"), ("26B-A4B", "26B-A4B-it-UD-Q4_K_M")):
         files = {f"gemma-4-{file}.gguf": gemma["gemma-3-4b-it-Q4_K_M.gguf"]}
         server.repos[f"unsloth/gemma-4-{repo}-it-GGUF"] = Repo(files)
-    assert "runner quantize gemma-4-31b" in seen("gemma-4-31b").in_own_bits
-    assert seen("gemma-4-e2b").in_own_bits == ""  # its inputs by layer are not run
+    assert "runner quantize gemma-4-e2b" in seen("gemma-4-e2b").in_own_bits
+    assert seen("gemma-4-26b-a4b").in_own_bits == ""  # experts beside an MLP are not run
     monkeypatch.setattr("runner.own_bits.gpu_for_kernels", lambda: dataclasses.replace(gpu, free_bytes=1000))
     assert seen("qwen3-0.6b").in_own_bits == ""
 

@@ -131,8 +131,8 @@ def calibrated(
         raise UsageError(f"{text} is not a file.", hint="Give a text file to --calibrate.")
 
     def make(source: PackedSource, device: torch.device) -> Producer:
-        if source.config.experts is not None:
-            reason = f"{source.name} has experts, and a model that has them cannot be calibrated"
+        if (what := _what_prevents(source.config)) is not None:
+            reason = f"{source.name} has {what}, and a model that has them cannot be calibrated"
             if on_refusal is None:
                 raise not_calibrated(f"{reason}.")
             on_refusal(f"{reason}: it is rounded without.")
@@ -154,6 +154,15 @@ def calibrated(
         )
 
     return make
+
+
+def _what_prevents(config: ModelConfig) -> str | None:
+    """What a model has that no layer of it can be run alone with."""
+    if config.experts is not None:
+        return "experts"
+    if config.layer_inputs is not None or config.shared_caches is not None:
+        return "layers that get or see more than what the layer before gives"
+    return None
 
 
 def windows_of(config: ModelConfig, n_tokens: int) -> tuple[int, int]:

@@ -165,6 +165,7 @@ _GEMMA4 = _GEMMA3 | {
     "num_hidden_layers": 30,
     "global_head_dim": 512,
     "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
 }
 _PHI3 = _LLAMA | {
     "vocab_size": 32064,
@@ -390,7 +391,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma4_text": Family(
         architectures=("Gemma4ForCausalLM",),
         defaults=_GEMMA4,
-        # Those of experts say nothing without enable_moe_block, nor those of inputs by layer where these have no size.
+        # Those of experts say nothing without enable_moe_block.
         own_keys=_names(
             "attention_bias sliding_window layer_types hidden_activation attention_k_eq_v global_head_dim "
             "num_global_key_value_heads per_layer_config final_logit_softcapping use_bidirectional_attention "
@@ -408,8 +409,6 @@ FAMILIES: Mapping[str, Family] = {
         has_value_norm=True,
         has_layer_scalars=True,
         fixed={
-            "hidden_size_per_layer_input": 0,
-            "num_kv_shared_layers": 0,
             "enable_moe_block": False,
             "use_bidirectional_attention": (None, "vision"),  # of the tokens of images alone, and none ever comes
         },

@@ -21,7 +21,7 @@ from transformers import (
 
 from tests.backends.native.tiny_models import VOCAB
 
-WHOLES = ("gemma3", "gemma4", "mistral3-mistral", "mistral3-ministral3", "mistral3-ministral3-tied")
+WHOLES = ("gemma3", "gemma4", "gemma4-small", "mistral3-mistral", "mistral3-ministral3", "mistral3-ministral3-tied")
 TEXT = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -47,6 +47,16 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 0,
     "final_logit_softcapping": 9.0,
     "use_bidirectional_attention": "vision",
+}
+GEMMA4_SMALL = GEMMA4 | {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB,
+    "use_bidirectional_attention": None,
 }
 GEMMA4_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 GEMMA4_VISION |= {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}
@@ -102,8 +112,9 @@ def _whole(name: str, more: dict[str, Any]) -> PreTrainedModel:
         text = TEXT | GEMMA3 | more
         own = {"mm_tokens_per_image": 4, "eos_token_id": [258, 256]}
         return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=VISION, **own))
-    if name == "gemma4":
-        text, audio = TEXT | GEMMA4 | more, {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if name.startswith("gemma4"):
+        of_text = GEMMA4_SMALL if name == "gemma4-small" else GEMMA4
+        text, audio = TEXT | of_text | more, {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
         audio |= {"output_proj_dims": 16}
         own = {"text_config": text, "vision_config": GEMMA4_VISION, "audio_config": audio, "eos_token_id": [258, 256]}
         return Gemma4ForConditionalGeneration(Gemma4Config(**own))

@@ -1,4 +1,7 @@
-"""Gemma 4's dense text models: layers that see everything have wider heads, whose values are made of what keys are."""
+"""Gemma 4's dense text models: layers that see everything have wider heads, whose values may be made of what keys are.
+
+The last layers of the small models have no keys and values, and all of theirs an input beside the stream.
+"""
 
 from __future__ import annotations
 
@@ -21,5 +24,7 @@ def _layer(config: ModelConfig, index: int) -> Layer:
         rope=config.rope(index),
         heads=config.heads(index),
         has_value_norm=config.has_value_norm,
+        shares_cache=config.shares_cache(index),
     )
-    return Layer(config, attention=attention, mlp=GatedMlp(config, activation=config.activation))
+    mlp = GatedMlp(config, activation=config.activation, width=config.mlp_size(index))
+    return Layer(config, attention=attention, mlp=mlp)
