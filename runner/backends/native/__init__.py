@@ -108,8 +108,6 @@ def _check(model: ReadyModel) -> ModelConfig:
 
 def _without_kernels(config: ModelConfig) -> str | None:
     """What of a model no kernel computes: some sizes of a delta net's heads, and of a shared expert."""
-    if config.layer_inputs is not None or config.shared_caches is not None:
-        return "inputs by layer and layers that see what others keep have no kernels yet"
     if (delta := config.delta) is not None:
         from runner.kernels.delta_sizes import takes_dims
 
