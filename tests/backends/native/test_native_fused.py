@@ -120,7 +120,7 @@ SMALL_GEMMA4 = "gemma4-inputs-by-layer-and-shared-caches"
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
 def test_inputs_by_layer_and_shared_caches_are_what_modules_compute(tmp_path: Path, kv_dtype: torch.dtype) -> None:
-    layers = {"num_hidden_layers": 4, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    layers = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
     config, weights = made(tmp_path, SMALL_GEMMA4, **layers, vocab_size_per_layer_input=61)
     reference, kernels = plain(config, weights), fused(config, weights, kv_dtype)
     assert kernels.cache.num_layers == 2
