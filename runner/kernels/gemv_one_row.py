@@ -156,6 +156,7 @@ def variants() -> Iterator[Variant]:
         ("mq6", epilogues.logits, 0, 8016, 64),
         ("mq6", epilogues.capped_logits, 0, 16384, 84),
         ("mq6", epilogues.gate_by, 0, 16, 24),
+        ("mq6", epilogues.store_squares, 0, 96, 4),
     ):
         is_part = program is epilogues.store_part
         is_branch = program in (epilogues.store_part, epilogues.add_stream, epilogues.store_squares)

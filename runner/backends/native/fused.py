@@ -288,6 +288,10 @@ class FusedDecoder:
         blocks.Tap; it hears the stream itself, which is float32 and changes in place.
         """
         ropes = self.decoder.config.ropes
+        rotations = {
+            name: angles(start, len(tokens), frequencies, ropes[name].attention_factor)
+            for name, frequencies in self.decoder.frequencies(n_ctx, self.device).items()
+        }
         h, squares = embed(tokens, self.embedding, self.factor, self.eps)
         stream = Stream(h=h, eps=self.eps, squares=squares)
         run = FusedPass(
@@ -297,10 +301,7 @@ class FusedDecoder:
             start=start,
             first=first,
             count=count,
-            rotations={
-                name: angles(start, len(tokens), frequencies, ropes[name].attention_factor)
-                for name, frequencies in self.decoder.frequencies(n_ctx, self.device).items()
-            },
+            rotations=rotations,
             checkpoint=checkpoint,
         )
         readers = [layer.reader for layer in self.layers[1:]] + [matrix_reader(self.head, self.norm)]
