@@ -30,6 +30,7 @@ from runner.paths import builtin
 from runner.quant.architectures import blocks
 from runner.quant.convert import read_vocabulary
 from runner.quant.gguf_metadata import QUANTIZATION_VERSION, write_model, write_vocabulary
+from runner.quant.gguf_shape import LAYER_TABLE
 from runner.quant.tensor_rules import Architecture, tensors_of
 
 MIXES = {
@@ -80,7 +81,8 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     joined = (*blocks.JOINED_ATTENTION, *blocks.JOINED_MLP)
     attention = (*blocks.ATTENTION, *blocks.QKV_BIASES, *blocks.OUTPUT_BIAS, *blocks.SINKS)
     products = joined if config.is_joined else (*attention, *blocks.GATED_MLP)
-    rules = (*blocks.EMBEDDINGS, *norms, *of_heads, *products, *blocks.DELTA_NET, *blocks.LAYER_SCALARS)
+    more = (*blocks.DELTA_NET, *blocks.LAYER_SCALARS, *blocks.LAYER_INPUTS)
+    rules = (*blocks.EMBEDDINGS, *norms, *of_heads, *products, *more)
     decoder = Architecture(model_type=config.model_type, gguf_name="", interleaved_rotary=False, rules=rules)
     found = {tensor.target: tensor.gguf_shape for tensor in tensors_of(decoder, config)}
     if config.rope_scaling is not None and config.rope_scaling.kind == "proportional":
@@ -119,11 +121,13 @@ def _wanted(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) ->
     """The type, if its blocks fill the rows."""
     if len(shape) == 1 or name.endswith((".bias", "ffn_gate_inp.weight", "ssm_conv1d.weight")):
         return Type.F32
+    if name == "per_layer_model_proj.weight":  # which its quantizer leaves as it is
+        return Type.Q8_0
     if mix == "mxfp4_moe":
         return Type.MXFP4 if "_exps." in name else Type.Q8_0
     base = _BASES[mix]
     output = "token_embd.weight" if config.tie_word_embeddings else "output.weight"
-    if name == output and mix != "q8_0":
+    if name in (output, LAYER_TABLE) and mix != "q8_0":
         return Type.Q6_K
     _, _, rest = name.partition(".")
     layer, _, leaf = rest.partition(".")
@@ -131,7 +135,7 @@ def _wanted(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) ->
         return base
     layers = list(range(config.num_layers))
     if leaf.startswith("attn_v."):  # counted by themselves
-        layers = [one for one in layers if not config.heads(one).shares_projection]
+        layers = [one for one in config.caching_layers if not config.heads(one).shares_projection]
     return Type.Q6_K if _has_more_bits(layers.index(int(layer)), len(layers)) else base
 
 
@@ -203,7 +207,7 @@ def write_gguf(target: Path, shape: Mapping[str, Any], mix: str) -> int:
     writer = GGUFWriter(target, _GGUF_NAMES[config.model_type])
     try:
         # The context as published: what runner converts ends at the window, in case llama.cpp has none.
-        whole = replace(config, sliding_window=None, sliding_layers=(), full_heads=None)
+        whole = replace(config, sliding_window=None, sliding_layers=(), full_heads=None, shared_caches=None)
         if config.full_heads is not None:  # the factors of frequencies are a tensor
             whole = replace(whole, head_dim=config.full_heads.head_dim, rope_scaling=None)
         write_model(writer, whole, name="random weights")  # where a name has "phi3", llama.cpp wants tokens of Phi-3's
@@ -242,8 +246,12 @@ def _write_heads_of_layers(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_value_length_swa(config.head_dim)
     writer.add_rope_dimension_count_swa(local.dim)
     writer.add_rope_freq_base_swa(local.theta)
-    writer.add_shared_kv_layers(0)
-    writer.add_embedding_length_per_layer_input(0)
+    writer.add_shared_kv_layers(config.num_layers - len(config.caching_layers))
+    writer.add_embedding_length_per_layer_input(config.layer_inputs.size if config.layer_inputs is not None else 0)
+    widths = [config.mlp_size(layer) for layer in layers]
+    if len(set(widths)) > 1:
+        del writer.kv_data[0][Keys.LLM.FEED_FORWARD_LENGTH.format(arch=writer.arch)]
+        writer.add_feed_forward_length(widths)
     if config.logit_cap is not None:
         writer.add_final_logit_softcapping(config.logit_cap)
 

@@ -41,6 +41,13 @@ _GEMMA4 = (
     | {"attention_k_eq_v": True, "final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0}
     | {"max_position_embeddings": 262144}
 )  # its ropes are the default
+# Layers have inputs, and the last ones see what earlier ones keep.
+_GEMMA4_SMALL = (
+    _GEMMA4
+    | {"attention_k_eq_v": False, "max_position_embeddings": 131072, "sliding_window": 512}
+    | {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144}
+    | {"num_attention_heads": 8, "head_dim": 256, "global_head_dim": 512}
+)
 _GPT_OSS = (
     {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "rms_norm_eps": 1e-5}
     | {"vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880}
@@ -139,6 +146,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     | _GEMMA_LONG
     | {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "sliding_window": 1024}
     | {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168},
+    "gemma-4-e2b": _GEMMA4_SMALL
+    | {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_key_value_heads": 1}
+    | {"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7}
+    | {"num_kv_shared_layers": 20, "use_double_wide_mlp": True},
+    "gemma-4-e4b": _GEMMA4_SMALL
+    | {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42, "num_key_value_heads": 2}
+    | {"layer_types": [*["sliding_attention"] * 5, "full_attention"] * 7}
+    | {"num_kv_shared_layers": 18},
     "gemma-4-31b": _GEMMA4
     | {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "sliding_window": 1024}
     | {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256}
@@ -220,5 +235,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
-    """config.json of that shape; layers: fewer or more than it has."""
-    return SHAPES[shape] | ({} if layers is None else {"num_hidden_layers": layers})
+    """config.json of that shape; layers: fewer or more than it has, as large a share of which see what others keep."""
+    found = SHAPES[shape]
+    if layers is None:
+        return found
+    count = found["num_hidden_layers"]
+    types = found.get("layer_types", [])
+    of_layers = {
+        "layer_types": (types * (layers // count + 1))[:layers],
+        "num_kv_shared_layers": found.get("num_kv_shared_layers", 0) * layers // count,
+    }
+    return found | {key: value for key, value in of_layers.items() if key in found} | {"num_hidden_layers": layers}

@@ -13,7 +13,6 @@ from runner.backends.native.preference import gpu_for_kernels
 from runner.model_config import text_model_type
 from runner.registry import ModelSpec, Registry
 
-_NOT_RUN: Final = frozenset({"google/gemma-4-E2B-it", "google/gemma-4-E4B-it"})  # theirs have inputs by layer
 _PACKED_BYTES: Final = 0.6  # of a weight in mq4, scales and the output matrix included
 
 
@@ -33,5 +32,5 @@ def in_own_bits(spec: ModelSpec, registry: Registry, num_parameters: int) -> str
 
 
 def _is_run(known: ModelSpec) -> bool:
-    """Whether the native backend knows the model, as far as the registry tells."""
-    return text_model_type(known.architecture) in ARCHITECTURES and known.repo not in _NOT_RUN
+    """Whether the native backend knows the architecture, as far as the registry tells."""
+    return text_model_type(known.architecture) in ARCHITECTURES

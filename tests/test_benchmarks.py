@@ -116,6 +116,8 @@ SHARED_EXPERT |= {"moe_intermediate_size": 256, "shared_expert_intermediate_size
 GEMMA4 = config_of("gemma-4-31b", 12) | {"num_global_key_value_heads": 1, "max_position_embeddings": 4096}
 EXPERTS_BESIDE = config_of("gemma-4-26b-a4b", 12) | {"num_global_key_value_heads": 1, "max_position_embeddings": 4096}
 EXPERTS_BESIDE |= {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 192}
+# Of the small ones half of the layers see what others keep, and all have inputs.
+GEMMA4_E2B = config_of("gemma-4-e2b", 10) | {"vocab_size_per_layer_input": 8192, "max_position_embeddings": 4096}
 SMALL_SIZES = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256}
 SMALL_SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1}
 
@@ -123,8 +125,16 @@ SMALL_SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1}
 @pytest.mark.parametrize("mix", ["q4_k_m", "q4_0"])
 @pytest.mark.parametrize(
     "shape",
-    [config_of("llama-3.1-8b", 16), config_of("phi-3-mini", 16), GEMMA4, EXPERTS_BESIDE, DELTA_NETS, SHARED_EXPERT],
-    ids=["llama", "phi", "gemma4", "gemma4 with experts", "qwen3.5", "qwen3.5 with experts"],
+    [
+        config_of("llama-3.1-8b", 16),
+        config_of("phi-3-mini", 16),
+        GEMMA4,
+        EXPERTS_BESIDE,
+        GEMMA4_E2B,
+        DELTA_NETS,
+        SHARED_EXPERT,
+    ],
+    ids=["llama", "phi", "gemma4", "gemma4 with experts", "gemma4 e2b", "qwen3.5", "qwen3.5 with experts"],
 )
 def test_llama_cpps_own_quantizer_gives_every_tensor_the_type_that_is_planned(
     tmp_path: Path, shape: dict[str, Any], mix: str
@@ -155,6 +165,7 @@ def test_rows_that_no_blocks_of_256_fill_have_the_types_that_llama_cpp_falls_bac
         *(config_of(name, 6) for name in ("smollm3-3b", "granite-3.3-2b", "ministral-3-3b", "gpt-oss-20b")),
         GEMMA4,
         EXPERTS_BESIDE,
+        GEMMA4_E2B,
         DELTA_NETS,
         SHARED_EXPERT,
     ],

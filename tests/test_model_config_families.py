@@ -11,7 +11,15 @@ from transformers import AutoConfig, SmolLM3Config
 
 from runner.backends.native.delta_state import SLOTS
 from runner.errors import BadModelFile, UnsupportedModel
-from runner.model_config import ExpertsConfig, HeadSizes, ModelConfig, QueryGrowth, num_parameters, parse_model_config
+from runner.model_config import (
+    ExpertsConfig,
+    HeadSizes,
+    LayerInputs,
+    ModelConfig,
+    QueryGrowth,
+    num_parameters,
+    parse_model_config,
+)
 from runner.model_config.shapes import config_shape
 
 GEMMA: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 512}
@@ -132,6 +140,28 @@ MOE: dict[str, Any] = {
 WIDE = HeadSizes(num_kv_heads=4, head_dim=512, shares_projection=True)
 
 
+# The numbers of google/gemma-4-E2B-it's text model.
+GEMMA4_E2B: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "attention_k_eq_v": False,
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "hidden_size": 1536,
+    "hidden_size_per_layer_input": 256,
+    "intermediate_size": 6144,
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    "num_attention_heads": 8,
+    "num_global_key_value_heads": None,
+    "num_hidden_layers": 35,
+    "num_key_value_heads": 1,
+    "num_kv_shared_layers": 20,
+    "sliding_window": 512,
+    "use_double_wide_mlp": True,
+    "vocab_size_per_layer_input": 262144,
+}
+
+
 def gemma4(**changes: Any) -> ModelConfig:
     return parse_model_config(GEMMA4 | GLOBAL_KEYS | changes)
 
@@ -186,8 +216,6 @@ def test_of_gemma4s_wide_heads_a_quarter_is_turned_and_all_are_pairs() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input = 256"),
-        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers = 4"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = all"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"rope_parameters": {"full_attention": {"rope_type": "axial"}}}, "rope_parameters.full_attention.rope_type"),
@@ -214,8 +242,36 @@ def test_what_gemma4_could_ask_for_and_is_not_there_is_refused_by_name(changes: 
 
 
 def test_a_gemma4_config_that_says_nothing_has_inputs_by_layer() -> None:
-    with pytest.raises(UnsupportedModel, match="hidden_size_per_layer_input = 256"):
-        parse_model_config({"model_type": "gemma4_text"})
+    config = parse_model_config({"model_type": "gemma4_text"})
+    assert config.layer_inputs == LayerInputs(size=256, vocab_size=262144)
+    assert (config.num_layers, config.shared_caches) == (30, None)
+
+
+def test_the_last_layers_of_gemma4s_small_models_see_what_earlier_ones_keep() -> None:
+    config = parse_model_config(GEMMA4_E2B)
+    assert config.caching_layers == tuple(range(15))
+    assert [config.seen_by(layer) for layer in (0, 14, 15, 18, 19, 34)] == [0, 14, 13, 13, 14, 14]
+    assert [config.kept_at(layer) for layer in (3, 15, 19)] == [3, 13, 14]
+    assert (config.qkv_size(14), config.qkv_size(18), config.qkv_size(19)) == (10 * 512, 8 * 256, 8 * 512)
+    assert (config.mlp_size(14), config.mlp_size(15)) == (6144, 12288)
+    assert parse_model_config(GEMMA4_E2B | {"use_double_wide_mlp": False}).mlp_size(15) == 6144
+    assert config.heads(4) == HeadSizes(num_kv_heads=1, head_dim=512)
+    theirs = AutoConfig.for_model(**GEMMA4_E2B)
+    assert parse_model_config(json.loads(theirs.to_json_string(use_diff=False))) == config
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_gemma4s_small_models_are_estimated_as_they_are_run(by_layer: bool) -> None:
+    keys = GEMMA4_E2B
+    if by_layer:
+        full = {str(layer): {"head_dim": 512} for layer in range(4, 35, 5)}
+        keys = {key: value for key, value in keys.items() if key != "global_head_dim"} | {"per_layer_config": full}
+    config, shape = parse_model_config(keys), config_shape(keys)
+    assert shape.num_parameters == num_parameters(config) == 4_628_569_344
+    assert shape.num_active_parameters == 4_628_569_344 - 262144 * 35 * 256
+    assert [cache.kind for cache in shape.caches[13:17]] == ["window", "full", "shared", "shared"]
+    kept = [2 * config.heads(layer).keys_size for layer in config.caching_layers]
+    assert [cache.width for cache in shape.caches if cache.kind != "shared"] == kept
 
 
 @pytest.mark.parametrize(
@@ -227,6 +283,13 @@ def test_a_gemma4_config_that_says_nothing_has_inputs_by_layer() -> None:
         {"per_layer_config": {"5": 7}},
         {"per_layer_config": {"full_attention": OVERRIDE}},
         {"final_logit_softcapping": 0},
+        {"hidden_size_per_layer_input": -1},
+        {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262143},
+        {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": None},
+        {"num_kv_shared_layers": 13},
+        {"num_kv_shared_layers": 12},  # nobody keeps anything
+        {"num_kv_shared_layers": 7},  # the first that sees everything is the sixth
+        {"num_kv_shared_layers": 2, "use_double_wide_mlp": 1},
     ],
 )
 def test_numbers_of_gemma4_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:

@@ -18,13 +18,16 @@ from runner.machine import devices
 from runner.model_config import num_parameters, parse_model_config
 from runner.model_config.shapes import config_shape
 from runner.quant.gguf_file import GgufHeader, read_header
+from runner.quant.gguf_shape import LAYER_TABLE
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import read_header as read_safetensors
+from runner.quant.tensor_rules import is_derived
 from runner.quant.text_tensors import of_text_model
 from runner.types import BackendName, MemoryUse, ModelInfo, ReadyModel
 
 _BLOCK: Final = 4096  # a context that every backend allocates as it is
 _PAST_BYTES: Final = 4  # of an element of a convolution's past: a hundredth of its layer's state or less
+_LAYER_EMBEDDINGS: Final = "model.embed_tokens_per_layer."
 _AS_STORED: Final = 1.25  # times the files: what holds more has unpacked them
 
 
@@ -83,7 +86,7 @@ def _of_gguf(headers: list[GgufHeader]) -> StoredWeights:
 
 def _unread(names: AbstractSet[str]) -> set[str]:
     """Embeddings, of which a token reads a row, and the layers that predict tokens further on, which only draft."""
-    embeddings = {"per_layer_token_embd.weight", *(["token_embd.weight"] if "output.weight" in names else [])}
+    embeddings = {LAYER_TABLE, *(["token_embd.weight"] if "output.weight" in names else [])}
     drafting = tuple({name.partition("nextn.")[0] for name in names if ".nextn." in name})
     return {name for name in names if name in embeddings or name.startswith(drafting)}
 
@@ -91,13 +94,16 @@ def _unread(names: AbstractSet[str]) -> set[str]:
 def _of_checkpoint(sizes: Mapping[str, int], plain_config: Mapping[str, object]) -> StoredWeights:
     """sizes: bytes by tensor name; a packed matrix is several tensors with the matrix's name in front.
 
-    What is no text model's, heads that draft, and a copy of tied embeddings are not loaded.
+    What is no text model's, heads that draft, and what follows from the rest are not loaded.
     """
     config = parse_model_config(plain_config)
     head, is_tied = "lm_head.", config.tie_word_embeddings
-    found = of_text_model(sizes, config.model_type)
+    found = {
+        name: size for name, size in of_text_model(sizes, config.model_type).items() if not is_derived(name, config)
+    }
     sizes = {name: size for name, size in found.items() if not (is_tied and name.startswith(head))}
-    embeddings = set[str]() if is_tied else {name for name in sizes if name.startswith("model.embed_tokens.")}
+    tables = (_LAYER_EMBEDDINGS,) if is_tied else (_LAYER_EMBEDDINGS, "model.embed_tokens.")
+    embeddings = {name for name in sizes if name.startswith(tables)}
     experts = {name for name in sizes if ".experts." in name}
     idle = 1 - config.experts.per_token / config.experts.count if config.experts else 0.0
     total, read = _summed(sizes, embeddings, experts, idle)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runner.backends.native.blocks import Decoder, GatedMlp, Layer, Pass
+from runner.backends.native.blocks import Decoder, GatedMlp, Layer
 from runner.backends.native.delta_state import DeltaState
 from runner.quant.mq.rotation import rotate
 
@@ -46,6 +46,7 @@ def groups_of(layer: Layer) -> tuple[Group, ...]:
     read: tuple[str, ...] = _IN
     if attention is not None:
         read = _JOINED_QKV if attention.is_joined else _QKV[:2] if attention.shares_projection else _QKV
+        read = _QKV[:1] if attention.shares_cache else read
     return (
         Group(read),
         Group(written, before=norms.before_attention or "" if norms.after_attention is None else ""),
@@ -71,14 +72,43 @@ class _Reached(Exception):
     """The input was read: the rest of the layer need not run."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """A layer of the model or of its copy, and what it is given of all sequences.
+
+    x: [B, T, hidden]. own_input: [B, T, size], where layers have inputs. seen: the keys and values [B, G, T, D] of the
+    layer whose cache it shares, where it does.
+    """
+
+    layer: Layer
+    x: Tensor
+    own_input: Tensor | None = None
+    seen: tuple[Tensor, Tensor] | None = None
+
+    def part(self, span: slice) -> Side:
+        """Of some of the sequences."""
+        own_input = None if self.own_input is None else self.own_input[span]
+        seen = None if self.seen is None else (self.seen[0][span], self.seen[1][span])
+        return Side(layer=self.layer, x=self.x[span], own_input=own_input, seen=seen)
+
+
 class _Stub:
-    """A KvCache for passes that begin at position 0 and are not continued: it keeps nothing."""
+    """A KvCache for passes that begin at position 0 and are not continued: of them it holds the keys and values of one
+    layer."""
 
     length = 0
     n_ctx = 0
 
+    def __init__(self, seen: tuple[Tensor, Tensor] | None) -> None:
+        self.seen = seen
+
     def put(self, _layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen = keys, values
         return keys, values
+
+    def kept(self, _layer: int, _n_tokens: int) -> tuple[Tensor, Tensor]:
+        assert self.seen is not None
+        return self.seen
 
     def state(self, _layer: int) -> None:
         """None came before."""
@@ -90,31 +120,23 @@ class _Stub:
         pass
 
 
-def run_layer(decoder: Decoder, layer: Layer, index: int, x: Tensor) -> Tensor:
-    """The layer's output for x [B, T, hidden], whole sequences."""
-    return layer(x, index, _pass(decoder, x))  # type: ignore[no-any-return]
-
-
-def _pass(decoder: Decoder, x: Tensor) -> Pass:
-    return decoder.start_pass(_Stub(), x.shape[-2], x.device, lambda: None)  # type: ignore[arg-type]
+def run_layer(decoder: Decoder, side: Side, index: int) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """What the layer makes of side.x, whole sequences, and the keys and values that it made or saw."""
+    stub = _Stub(side.seen)
+    run = decoder.start_pass(stub, side.x.shape[-2], side.x.device, lambda: None)  # type: ignore[arg-type]
+    return side.layer(side.x, index, run, side.own_input), stub.seen
 
 
 def measure(
-    decoder: Decoder,
-    index: int,
-    group: Group,
-    rotation: int,
-    model: tuple[Layer, Tensor],
-    copy: tuple[Layer, Tensor],
-    batch: int,
+    decoder: Decoder, index: int, group: Group, rotation: int, model: Side, rounded: Side, batch: int
 ) -> Moments:
-    """The moments of `group` over all sequences; model, copy: the layer and what it reads [B, T, hidden]."""
+    """The moments of `group` over all sequences, in the model and in its copy."""
     own = cross = drift = None
     n_tokens = 0
-    for start in range(0, len(model[1]), batch):
+    for start in range(0, len(model.x), batch):
         span = slice(start, start + batch)
-        y, residual = _inputs(decoder, model[0], index, model[1][span], group)
-        x, residual_of_copy = _inputs(decoder, copy[0], index, copy[1][span], group)
+        y, residual = _inputs(decoder, model.part(span), index, group)
+        x, residual_of_copy = _inputs(decoder, rounded.part(span), index, group)
         x, y = rotate(x, rotation), rotate(y, rotation)
         own = _add(own, x.T @ x)
         cross = _add(cross, y.T @ x)
@@ -130,7 +152,7 @@ def _add(total: Tensor | None, part: Tensor) -> Tensor:
     return part if total is None else total.add_(part)
 
 
-def _inputs(decoder: Decoder, layer: Layer, index: int, x: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+def _inputs(decoder: Decoder, side: Side, index: int, group: Group) -> tuple[Tensor, Tensor]:
     """The input [tokens, K] of the group's matrices, and the residual stream [tokens, hidden] before them."""
     seen: dict[str, Tensor] = {}
 
@@ -142,11 +164,12 @@ def _inputs(decoder: Decoder, layer: Layer, index: int, x: Tensor, group: Group)
 
         return hook
 
+    layer = side.layer
     hooks = [layer.get_submodule(group.matrices[0]).register_forward_pre_hook(keep("input", stop=True))]
     if group.before:
         hooks.append(layer.get_submodule(group.before).register_forward_pre_hook(keep("residual", stop=False)))
     try:
-        run_layer(decoder, layer, index, x)
+        run_layer(decoder, side, index)
     except _Reached:
         pass
     finally:

@@ -23,7 +23,8 @@ from runner.backends.native.blocks import Layer
 from runner.backends.native.model_files import chat_template, tokenizer_path
 from runner.backends.native.placement import is_out_of_memory
 from runner.backends.native.tokenizer import HuggingFaceTokenizer
-from runner.calibration.moments import MATRICES, Group, groups_of, measure, run_layer, target
+from runner.calibration.inputs import LayerInputs
+from runner.calibration.moments import MATRICES, Group, Side, groups_of, measure, run_layer, target
 from runner.calibration.own_text import own_text
 from runner.calibration.text import GivenText, not_calibrated, read_text, text_starts
 from runner.errors import DoesNotFit, UnsupportedModel, UsageError
@@ -41,6 +42,7 @@ from runner.quant.mq.source import PackedSource
 from runner.quant.mq.tensor_format import Encoded
 from runner.quant.weights import EMBEDDINGS, Weights
 
+_Kept = tuple[Tensor, Tensor]  # keys and values of all sequences
 DEFAULT_TOKENS: Final = 65536
 _LENGTH: Final = 512  # tokens of a sequence
 _SEED: Final = 0
@@ -197,7 +199,7 @@ class _Work:
         with torch.device("meta"):
             self._decoder = build(_config(plan))
         self._groups = [groups_of(layer) for layer in self._decoder.layers]
-        widest = max(plan.config.hidden_size, plan.config.intermediate_size)
+        widest = max(plan.config.hidden_size, *map(plan.config.mlp_size, range(plan.config.num_layers)))
         self._batch = max(1, _BATCH_WEIGHTS[device.type] // (widest * _LENGTH))
 
     def alone(self, tensors: list[TensorPlan]) -> Iterator[tuple[str, Encoded]]:
@@ -212,20 +214,41 @@ class _Work:
         of_model = embed(ids)
         del embed
         of_copy = of_model.clone()
+        inputs = self._inputs(ids, of_model)
+        config, kept = self._plan.config, dict[int, tuple[_Kept, _Kept]]()
+        shared = {config.seen_by(layer) for layer in range(config.num_layers) if config.shares_cache(layer)}
         done, total = 0, sum(self._by_name[name].source_bytes for name in self._in_layers())
-        for index in range(self._plan.config.num_layers):
-            model = self._layer(index)
-            rounded = copy.deepcopy(model)
+        for index in range(config.num_layers):
+            layer = self._layer(index)
+            own = None if inputs is None else inputs.of(index)
+            seen = kept[config.seen_by(index)] if config.shares_cache(index) else (None, None)
+            model = Side(layer=layer, x=of_model, own_input=own, seen=seen[0])
+            rounded = Side(layer=copy.deepcopy(layer), x=of_copy, own_input=own, seen=seen[1])
             for group in self._groups[index]:
                 names = self._names(index, group)
-                yield from self._group(index, group, (model, of_model), (rounded, of_copy))
+                yield from self._group(index, group, model, rounded)
                 done += sum(self._by_name[name].source_bytes for name in names)
                 self._on_stage("calibrating", done, total)
-            with torch.inference_mode(), _fast_products():
-                for start in range(0, len(ids), self._batch):
-                    span = slice(start, start + self._batch)
-                    of_model[span] = run_layer(self._decoder, model, index, of_model[span])
-                    of_copy[span] = run_layer(self._decoder, rounded, index, of_copy[span])
+            found = tuple(self._run(side, index, keeps=index in shared) for side in (model, rounded))
+            if index in shared:
+                kept[index] = cast(tuple[_Kept, _Kept], found)
+
+    def _inputs(self, ids: Tensor, embedded: Tensor) -> LayerInputs | None:
+        """Of the layers beside the stream, where they have such."""
+        if self._plan.config.layer_inputs is None:
+            return None
+        return LayerInputs(self._decoder.model, self._weights, ids, embedded.clone())
+
+    def _run(self, side: Side, index: int, *, keeps: bool) -> _Kept | None:
+        """Puts what the layer makes of the stream in its place. keeps: gives the keys and values that it made."""
+        found: list[_Kept] = []
+        with torch.inference_mode(), _fast_products():
+            for start in range(0, len(side.x), self._batch):
+                span = slice(start, start + self._batch)
+                side.x[span], seen = run_layer(self._decoder, side.part(span), index)
+                if keeps and seen is not None:
+                    found.append(seen)
+        return (torch.cat([keys for keys, _ in found]), torch.cat([values for _, values in found])) if keeps else None
 
     def _in_layers(self) -> list[str]:
         return [
@@ -245,9 +268,7 @@ class _Work:
             setattr(layer.get_submodule(path), leaf, nn.Parameter(values, requires_grad=False))
         return layer
 
-    def _group(
-        self, index: int, group: Group, model: tuple[Layer, Tensor], rounded: tuple[Layer, Tensor]
-    ) -> Iterator[tuple[str, Encoded]]:
+    def _group(self, index: int, group: Group, model: Side, rounded: Side) -> Iterator[tuple[str, Encoded]]:
         """Round the matrices of one group and put them into the copy; those written before are taken from there."""
         names = self._names(index, group)
         found: dict[str, Encoded] = {}
@@ -257,15 +278,13 @@ class _Work:
             else:
                 found = self._rounded(index, group, names, model, rounded)
             for matrix, name in zip(group.matrices, names, strict=True):
-                linear = rounded[0].get_submodule(matrix)
+                linear = rounded.layer.get_submodule(matrix)
                 linear.weight = nn.Parameter(self._dense(self._by_name[name], found[name]), requires_grad=False)
         for name in names:
             if name not in self._written.done:
                 yield name, found[name]
 
-    def _rounded(
-        self, index: int, group: Group, names: list[str], model: tuple[Layer, Tensor], rounded: tuple[Layer, Tensor]
-    ) -> dict[str, Encoded]:
+    def _rounded(self, index: int, group: Group, names: list[str], model: Side, rounded: Side) -> dict[str, Encoded]:
         """The group's matrices, those of one format as one: they share their input."""
         tensors = [self._by_name[name] for name in names]
         found = {

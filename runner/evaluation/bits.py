@@ -11,18 +11,21 @@ from dataclasses import dataclass
 
 from runner.model_config import num_parameters, parse_model_config
 from runner.quant.gguf_file import GgufTensor, read_header
+from runner.quant.gguf_shape import LAYER_TABLE
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import read_header as read_safetensors_header
+from runner.quant.tensor_rules import is_derived
 from runner.quant.text_tensors import of_text_model
 from runner.types import ReadyModel
 
-_GGUF_ENDS = frozenset({"token_embd.weight", "output.weight"})
-_CHECKPOINT_ENDS = ("model.embed_tokens", "lm_head")
+_GGUF_ENDS = frozenset({"token_embd.weight", "output.weight", LAYER_TABLE})
+_CHECKPOINT_ENDS = ("model.embed_tokens", "lm_head", "model.embed_tokens_per_layer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BitsPerWeight:
-    """total: of all tensors over all parameters. body: without the embeddings and the output matrix."""
+    """total: of all tensors over all parameters. body: without the embeddings, those of layers too, and the output
+    matrix."""
 
     total: float
     body: float
@@ -52,8 +55,11 @@ def _of_gguf(tensors: list[GgufTensor]) -> BitsPerWeight:
 def _of_checkpoint(sizes: Mapping[str, int], plain_config: Mapping[str, object]) -> BitsPerWeight:
     """sizes: bytes by tensor name; a packed matrix is several tensors with the matrix's name in front."""
     config = parse_model_config(plain_config)
-    sizes = of_text_model(sizes, config.model_type)
+    of_text = of_text_model(sizes, config.model_type)
+    sizes = {name: size for name, size in of_text.items() if not is_derived(name, config)}
     n_ends = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    if (inputs := config.layer_inputs) is not None:
+        n_ends += inputs.vocab_size * config.num_layers * inputs.size
     end_bytes = sum(
         size for name, size in sizes.items() if any(name.startswith(f"{module}.") for module in _CHECKPOINT_ENDS)
     )

@@ -90,6 +90,7 @@ def variants() -> Iterator[Variant]:
         (epilogues.add_residual, (0, 0, False), 0, "*fp32", 4),
         (epilogues.gate, (4, 4, False, 0), 14336, "*fp32", 1),
         (epilogues.gate, (4, 4, False, 0), 14336, "*bf16", 1),
+        (epilogues.gate_by, (0, 0, False, 1), 0, "*fp32", 1),
     ):
         out, _, *others = epilogues.signature(program, "*bf16")
         of_parts = f" in {parts} parts" if parts > 1 else ""

@@ -126,12 +126,13 @@ def _attend_split(
     qkv, sums, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
     scale, n_rows, window, capacity, n_splits, beta, span,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    HAS_SUMS: tl.constexpr, SHARES: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
-    TILE: tl.constexpr, TYPE: tl.constexpr, LENGTH: tl.constexpr, EXACT: tl.constexpr, NVIDIA: tl.constexpr,
-    PDL: tl.constexpr,
+    HAS_SUMS: tl.constexpr, SHARES: tl.constexpr, VALUES: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
+    COLUMNS: tl.constexpr, TILE: tl.constexpr, TYPE: tl.constexpr, LENGTH: tl.constexpr, EXACT: tl.constexpr,
+    NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """SHARES: the heads of v are those of k; VALUES: they are normed."""
+    """SHARES: the heads of v are those of k; VALUES: they are normed. READS: there are none of either, and the cache
+    holds those of all rows."""
     PER_GROUP: tl.constexpr = H // G
     PARTS: tl.constexpr = (PER_GROUP + HEADS - 1) // HEADS
     AT_A_TIME: tl.constexpr = QUERIES // HEADS
@@ -158,7 +159,7 @@ def _attend_split(
     q_turns = turns_of(cos + m * HALF, sin + m * HALF, is_head, q_gain, q_gain_at, D, HALF, NORM, BLOCK_D)
     q_turns = grown(q_turns, new + m, beta, span)
     k_gain_at = g * D + 0 * n if NORM == "row" else 0 * n
-    if BLOCK_D <= 256:
+    if BLOCK_D <= 256 and not READS:
         k_turns = turns_of(cos + n * HALF, sin + n * HALF, is_seen, k_gain, k_gain_at, D, HALF, NORM, BLOCK_D)
     # All so far was written by kernels before the one before this one, which have ended (docs/KERNELS.md).
     if PDL:
@@ -169,27 +170,30 @@ def _attend_split(
     q_at = row + (g * PER_GROUP + i) * D
     q_loaded = heads_and_partners(q_at, is_head, D, HALF, BLOCK_D)
     rows = qkv + n * WIDTH
-    k_loaded = heads_and_partners(rows + (H + g) * D, is_seen, D, HALF, BLOCK_D)
-    if SHARES:
-        v = k_loaded[0]
-    else:
-        v_at = (rows + (H + G + g) * D)[:, None] + d[None, :]
-        v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
-    # Keys whether they are new or not: so both are made at once, and one's instructions fill the other's waits.
-    is_new = last >= new
-    k_sums = sums + n * (WIDTH // 16) + H * D // 16
-    if BLOCK_D > 256:  # of wider heads they had no room in registers so far
-        k_turns = turns_of(cos + n * HALF, sin + n * HALF, is_seen, k_gain, k_gain_at, D, HALF, NORM, BLOCK_D)
-    k_rstd = rstd_of_rows(rows + H * D, k_sums, is_seen, is_new.to(tl.int32), G * D, eps, NORM, HAS_SUMS, BLOCK_ROW)
-    k = turned(k_loaded, k_turns, k_rstd, eps, D, HALF, NORM)
+    if not READS:
+        k_loaded = heads_and_partners(rows + (H + g) * D, is_seen, D, HALF, BLOCK_D)
+        if SHARES:
+            v = k_loaded[0]
+        else:
+            v_at = (rows + (H + G + g) * D)[:, None] + d[None, :]
+            v = tl.load(v_at, mask=is_seen[:, None] & (d < D)[None, :], other=0.0)
+        # Keys whether they are new or not: so both are made at once, and one's instructions fill the other's waits.
+        is_new = last >= new
+        k_sums = sums + n * (WIDTH // 16) + H * D // 16
+        if BLOCK_D > 256:  # of wider heads they had no room in registers so far
+            k_turns = turns_of(cos + n * HALF, sin + n * HALF, is_seen, k_gain, k_gain_at, D, HALF, NORM, BLOCK_D)
+        is_any = is_new.to(tl.int32)
+        k_rstd = rstd_of_rows(rows + H * D, k_sums, is_seen, is_any, G * D, eps, NORM, HAS_SUMS, BLOCK_ROW)
+        k = turned(k_loaded, k_turns, k_rstd, eps, D, HALF, NORM)
     q_rstd = rstd_of_rows(row, sums + m * (WIDTH // 16), is_head, 1, H * D, eps, NORM, HAS_SUMS, BLOCK_ROW)
     q = turned(q_loaded, q_turns, q_rstd, eps, D, HALF, NORM)
     queries = q.to(qkv.dtype.element_ty).to(TYPE)
-    if is_new:
-        append(k, is_seen, keys, key_scale, g, position, capacity, D, BLOCK_D)
-        value = normed_values(v.to(tl.float32), eps, D, VALUES)
-        append(value, is_seen, values, value_scale, g, position, capacity, D, BLOCK_D)
-        tl.debug_barrier()  # what lanes wrote is read by others
+    if not READS:  # noqa: SIM102 - there is no is_new else
+        if is_new:
+            append(k, is_seen, keys, key_scale, g, position, capacity, D, BLOCK_D)
+            value = normed_values(v.to(tl.float32), eps, D, VALUES)
+            append(value, is_seen, values, value_scale, g, position, capacity, D, BLOCK_D)
+            tl.debug_barrier()  # what lanes wrote is read by others
     head = m * H + g * PER_GROUP + i
     group = g.to(tl.int64) * capacity
     top = tl.full((QUERIES,), -float("inf"), tl.float32)
@@ -246,7 +250,7 @@ def attend_rows(
         tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits, beta, span,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm,
         HAS_SUMS=heads.sums is not None, SHARES=heads.shares_keys, VALUES=heads.has_value_norm,
-        WIDTH=heads.width, ROWS=_rows(n_rows, norm, block_d, cache.is_int8),
+        READS=heads.reads_cache, WIDTH=heads.width, ROWS=_rows(n_rows, norm, block_d, cache.is_int8),
         BLOCK_D=block_d, BLOCK_ROW=_BLOCK_ROW, **shape, LENGTH=length, NVIDIA=nvidia, PDL=pdl,
         num_warps=_warps(block_d), num_stages=_stages(block_d, _multiplied_in(qkv, cache)),
         **register_option(_most_registers(block_d, cache.is_int8) if nvidia else None), **pdl_option(pdl), **OPTIONS,
@@ -335,6 +339,8 @@ def variants() -> Iterator[Variant]:
         ("bf16 d256 partly rotated, before gates", "*bf16", "head", (16, 4, 256, 32), 1),
         ("bf16 d128 that grow", "*bf16", "none", (32, 8, 128, 64), 1),
         ("bf16 d256, values normed", "*bf16", "head", (32, 16, 256, 128), 1),
+        ("bf16 d256 of another's cache", "*bf16", "head", (8, 1, 256, 128), 1),
+        ("bf16 d512 of another's cache", "*bf16", "head", (8, 1, 512, 256), 16),
         ("bf16 d512, values normed, of keys", "*bf16", "head", (32, 4, 512, 256), 1),
         ("bf16 d512, values normed, of keys, M=16", "*bf16", "head", (32, 4, 512, 256), 16),
         ("int8 d512, values normed, of keys", "*i8", "head", (32, 4, 512, 256), 1),
@@ -345,7 +351,8 @@ def variants() -> Iterator[Variant]:
         block_d, gain = next_power_of_2(d), None if norm == "none" else "*fp32"
         kind = torch.float32 if form == "*fp32" else torch.bfloat16
         optional = dict.fromkeys(scales, "*fp32" if form == "*i8" else None)
-        has_sums, grows = "sums" in name, name.endswith("that grow")
+        has_sums, grows, reads = "sums" in name, name.endswith("that grow"), name.endswith("cache")
+        n_kept = 0 if reads else 1 if "of keys" in name else 2  # heads of k and of v in a row
         yield Variant(
             name=f"attention_decode {name}",
             kernel=_attend_split,
@@ -357,8 +364,8 @@ def variants() -> Iterator[Variant]:
             },
             constants={
                 "H": h, "G": g, "D": d, "HALF": half, "NORM": norm, "HAS_SUMS": has_sums,
-                "SHARES": "of keys" in name, "VALUES": "values" in name,
-                "WIDTH": (h + (1 if "of keys" in name else 2) * g + h * ("gates" in name)) * d,
+                "SHARES": "of keys" in name, "VALUES": "values" in name, "READS": reads,
+                "WIDTH": (h + n_kept * g + h * ("gates" in name)) * d,
                 "ROWS": _rows(m, norm, block_d, form == "*i8"), "BLOCK_D": block_d, "BLOCK_ROW": _BLOCK_ROW,
                 "LENGTH": 64 if half == 128 else 0, "NVIDIA": False,
                 **_shape(h // g, block_d, None),

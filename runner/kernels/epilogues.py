@@ -175,6 +175,16 @@ def gate(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
 
 
 @triton.jit
+def gate_by(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
+    """out = act(acc) * by, whose rows are by_width elements apart. args: ..., by, by_width. CONFIG: as of gate."""
+    out, width, norm, bias, by, by_width = args
+    lo, hi = p_scaled(lo, hi, rows, row_ok, n, n2, n_ok, norm, bias, CONFIG)
+    at = rows[:, None].to(tl.int64) * by_width + n[None, :]
+    factor = tl.load(by + at, mask=row_ok[:, None] & n_ok[None, :], other=0.0).to(tl.float32)
+    p_store(out, p_gate(lo, factor, CONFIG[3]), rows, row_ok, n, n_ok, width)
+
+
+@triton.jit
 def logits(lo, hi, rows, row_ok, n, n2, n_ok, tile, args, CONFIG: tl.constexpr):
     """out = logits, and of each row's part in the tile: the largest z, the lowest id that has it, sum exp(z - largest).
 
@@ -209,7 +219,7 @@ def _store_logits(lo, rows, row_ok, n, n_ok, tile, out, width, maxima, arguments
 
 # --- norms apart -----------------------------------------------------------------------------------------------------
 
-_NORMED = (store, store_squares, add_residual, gate, logits, capped_logits)
+_NORMED = (store, store_squares, add_residual, gate, gate_by, logits, capped_logits)
 
 
 def norm_apart(
@@ -276,6 +286,7 @@ def signature(program: Any, dtype: str) -> tuple[Any, ...]:
     tiles = {
         store: (),
         gate: (),
+        gate_by: (dtype, "i32"),
         add_stream: (),
         store_squares: ("*fp32", "i32"),
         add_residual: ("*fp32", "i32"),

@@ -148,6 +148,7 @@ def variants() -> Iterator[Variant]:
         (epilogues.add_residual, "bf16", (0, 0, True), 256),
         (epilogues.logits, "bf16", (512, 512, False), 512),
         (epilogues.capped_logits, "bf16", (512, 512, False), 512),
+        (epilogues.gate_by, "bf16", (0, 0, False, 1), 16),
         (epilogues.add_residual, "fp32", (0, 0, True), 1024),
     ):
         is_small, is_large = form == "bf16", n_tiles == 512

@@ -417,12 +417,14 @@ def variants() -> Iterator[Variant]:
         ("mq4-uniform", epilogues.gate, 8, 14336, 1792, 64),
         ("mq6", epilogues.logits, 8, 0, 8016, 64),
         ("mq6", epilogues.capped_logits, 8, 0, 16384, 84),
+        ("mq6", epilogues.gate_by, 8, 0, 16, 24),
     ):
         is_part, blocks = program is epilogues.store_part, -(-rows // BLOCK)
         is_branch = program in (epilogues.store_part, epilogues.add_stream)
         tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(n_tiles, n_pairs)
         assert is_part == (tiles.part > 0)
-        config = (-(-n_pairs // tiles.part),) if is_part else (0, 0, False, 0) if pair else (0, 0, False)
+        of_gate = {epilogues.gate: (0,), epilogues.gate_by: (1,)}.get(program, ())  # silu, gelu
+        config = (-(-n_pairs // tiles.part),) if is_part else (0, 0, False, *of_gate)
         yield Variant(
             name=f"gemv_fragments {form} {program.__name__} K={64 * n_pairs} M={rows}",
             kernel=_gemv_fragments,

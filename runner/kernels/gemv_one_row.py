@@ -155,6 +155,8 @@ def variants() -> Iterator[Variant]:
         ("mq4-uniform", epilogues.gate, 14336, 1792, 64),
         ("mq6", epilogues.logits, 0, 8016, 64),
         ("mq6", epilogues.capped_logits, 0, 16384, 84),
+        ("mq6", epilogues.gate_by, 0, 16, 24),
+        ("mq6", epilogues.store_squares, 0, 96, 4),
     ):
         is_part = program is epilogues.store_part
         is_branch = program in (epilogues.store_part, epilogues.add_stream, epilogues.store_squares)
@@ -163,7 +165,8 @@ def variants() -> Iterator[Variant]:
         else:
             tiles = tiles_of_branch(n_tiles, n_pairs) if is_branch else tiles_of(n_tiles, n_pairs)
         assert is_part == (tiles.part > 0)
-        config = (-(-n_pairs // tiles.part),) if is_part else (0, 0, False, 0) if pair else (0, 0, False)
+        of_gate = {epilogues.gate: (0,), epilogues.gate_by: (1,)}.get(program, ())  # silu, gelu
+        config = (-(-n_pairs // tiles.part),) if is_part else (0, 0, False, *of_gate)
         adds = program is epilogues.add_stream
         n_parts = cdiv(n_pairs, 4)  # of the squares, each of 256 columns
         norm = (0, 1) if is_branch else (n_parts, next_power_of_2(n_parts))

@@ -130,6 +130,7 @@ def variants() -> Iterator[Variant]:
         ("mq4-uniform", epilogues.add_residual, 4, 0, (0, 0, False)),
         ("mq6", epilogues.logits, 1, 0, (512, 512, False)),
         ("mq6", epilogues.capped_logits, 1, 0, (512, 512, False)),
+        ("mq6", epilogues.gate_by, 4, 0, (0, 0, False, 1)),
         ("mq8", epilogues.store, 4, 0, (512, 512, True)),
     ):
         yield Variant(

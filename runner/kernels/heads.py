@@ -34,7 +34,8 @@ class Heads:
 
     qkv: [M, W], contiguous: the heads of q, of k, of v, and behind these (H + 2 G) * D columns what others read, if
     anything; place_heads takes it in parts too, but for norm "row". shares_keys: there are no heads of v, which are
-    those of k as they come; has_value_norm: each of v has an RMS norm without a gain (Gemma 4). cos, sin: [M, R/2]
+    those of k as they come; has_value_norm: each of v has an RMS norm without a gain (Gemma 4). reads_cache: there are
+    heads of q alone, and the cache holds what they see (Gemma 4's small models). cos, sin: [M, R/2]
     float32, R <= D even: the first R elements of each head of q and k are rotated in pairs (i, i + R/2)
     (arXiv:2104.09864); R = 0 rotates nothing. q_gain, k_gain: float32 [D] for norm "head", [H * D] and [G * D] for
     "row", None for "none". eps: the norms'. sums: for norm "row" the squares of every 16 columns of qkv, float32
@@ -55,6 +56,7 @@ class Heads:
     growth: tuple[float, int] | None = None
     shares_keys: bool = False
     has_value_norm: bool = False
+    reads_cache: bool = False
 
     @property
     def width(self) -> int:
@@ -64,7 +66,8 @@ class Heads:
     def check(self, cache: LayerCache, start: Tensor) -> None:
         """Assert the shapes that the kernels rely on, with this cache and the position of the first row."""
         n_rows, half = self.cos.shape
-        n_all, d = self.num_heads + (1 if self.shares_keys else 2) * cache.num_kv_heads, cache.head_dim
+        of_keys = 0 if self.reads_cache else 1 if self.shares_keys else 2
+        n_all, d = self.num_heads + of_keys * cache.num_kv_heads, cache.head_dim
         if isinstance(self.qkv, Parts):
             assert self.norm != "row"
             qkv = self.qkv.values
@@ -77,7 +80,8 @@ class Heads:
         assert start.shape == (1,)
         assert start.dtype == torch.int32
         assert all(tensor.is_contiguous() for tensor in (qkv, self.cos, self.sin))
-        for gain, n in ((self.q_gain, self.num_heads), (self.k_gain, cache.num_kv_heads)):
+        gains = ((self.q_gain, self.num_heads), (self.k_gain, cache.num_kv_heads))
+        for gain, n in gains[:1] if self.reads_cache else gains:
             size = None if gain is None else gain.numel()
             assert size == {"none": None, "head": d, "row": n * d}[self.norm], (self.norm, size)
         if self.sums is not None:
@@ -95,17 +99,20 @@ def place_heads_ref(heads: Heads, cache: LayerCache, start: int) -> Tensor:
     """See place_heads; computed in the dtype of qkv, and `start` is a number."""
     n_q, n_k = heads.num_heads * cache.head_dim, cache.num_kv_heads * cache.head_dim
     qkv = put_together_ref(heads.qkv) if isinstance(heads.qkv, Parts) else heads.qkv
-    q, k = qkv[:, :n_q], qkv[:, n_q : n_q + n_k]
-    v = k if heads.shares_keys else qkv[:, n_q + n_k : n_q + 2 * n_k]
-    q, k = (
-        _turned_ref(_normed_ref(x, gain, heads.norm, heads.eps, cache.head_dim), heads.cos, heads.sin)
-        for x, gain in ((q, heads.q_gain), (k, heads.k_gain))
-    )
+
+    def turned_ref(x: Tensor, gain: Tensor | None) -> Tensor:
+        return _turned_ref(_normed_ref(x, gain, heads.norm, heads.eps, cache.head_dim), heads.cos, heads.sin)
+
+    q = turned_ref(qkv[:, :n_q], heads.q_gain)
     if heads.growth is not None:
         beta, span = heads.growth
         positions = torch.arange(start, start + len(q), device=q.device)
         q = q * (1 + beta * torch.log1p((positions // span).to(q.dtype)))[:, None, None]
-    v = v.unflatten(1, (-1, cache.head_dim))
+    if heads.reads_cache:
+        return q
+    k = qkv[:, n_q : n_q + n_k]
+    v = k if heads.shares_keys else qkv[:, n_q + n_k : n_q + 2 * n_k]
+    k, v = turned_ref(k, heads.k_gain), v.unflatten(1, (-1, cache.head_dim))
     if heads.has_value_norm:
         v = _rms_norm(v, v.new_ones(()), heads.eps)
     write_ref(cache, start, k.transpose(0, 1), v.transpose(0, 1))
@@ -339,7 +346,7 @@ def _place_heads(
 
 
 def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
-    """Queries [M, H, D] in the dtype of qkv; keys and values go into the cache at positions start + m.
+    """Queries [M, H, D] in the dtype of qkv; keys and values, where there are such, go into the cache at start + m.
 
     start: int32 [1], on the device. Rows whose position lies beyond the cache's capacity leave no keys and values. All
     in float32.
@@ -359,8 +366,10 @@ def place_heads(heads: Heads, cache: LayerCache, start: Tensor) -> Tensor:
     beta, span = heads.growth or (None, None)
     q = torch.empty(n_rows, heads.num_heads, d, dtype=dtype, device=qkv.device)
     rows = _rows(d)
-    _place_heads[(cdiv(n_rows, rows), heads.num_heads + 2 * cache.num_kv_heads)](
-        qkv, norm, bias, heads.cos, heads.sin, heads.q_gain, heads.k_gain, start, q,
+    n_placed = 0 if heads.reads_cache else 2 * cache.num_kv_heads
+    k_gain = heads.q_gain if heads.reads_cache else heads.k_gain  # no program reads it then
+    _place_heads[(cdiv(n_rows, rows), heads.num_heads + n_placed)](
+        qkv, norm, bias, heads.cos, heads.sin, heads.q_gain, k_gain, start, q,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, n_rows, cache.capacity, heads.eps, beta, span,
         H=heads.num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=heads.norm, PARTS=n_parts,
         NORMED=(n_squares, next_power_of_2(max(1, n_squares))), SHARES=heads.shares_keys,

@@ -93,6 +93,11 @@ def linear_gated_ref(
     return gate_ref(gate, up, activation).to(dtype)
 
 
+def linear_gated_by_ref(x: Rows, w: Matrix, by: Tensor, activation: Activation, *, dtype: torch.dtype) -> Tensor:
+    """See linear_gated_by."""
+    return gate_ref(product_ref(x, w), by.float(), activation).to(dtype)
+
+
 # --- operations ------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +168,18 @@ def linear_gated(
     norm, config = _norm(squares, out)
     args = (out, width, norm, out if bias is None else bias)
     launch.run(epilogues.gate, args, (*config, bias is not None, epilogues.ACTIVATIONS[activation]))
+    return out
+
+
+def linear_gated_by(x: Rows, w: Matrix, by: Tensor, activation: Activation, *, dtype: torch.dtype) -> Tensor:
+    """act(x @ w.T) * by, [M, N] `dtype`. by: the same shape, whose rows may lie apart."""
+    launch = product(x, w)
+    assert by.shape == (launch.num_rows, w.shape[0]), (by.shape, w.shape)
+    assert by.stride(1) == 1
+    out = torch.empty(launch.num_rows, w.shape[0], dtype=dtype, device=_device(w))
+    norm, config = _norm(None, out)
+    args = (out, w.shape[0], norm, out, by, by.stride(0))
+    launch.run(epilogues.gate_by, args, (*config, False, epilogues.ACTIVATIONS[activation]))
     return out
 
 

@@ -15,6 +15,7 @@ from runner.model_config.values import (
     ExpertsConfig,
     HeadNorm,
     HeadSizes,
+    LayerInputs,
     ModelConfig,
     NormPlacement,
     QueryGrowth,
@@ -23,6 +24,7 @@ from runner.model_config.values import (
     RopeName,
     RopeScaling,
     Routing,
+    SharedCaches,
     num_parameters,
 )
 
@@ -34,6 +36,7 @@ __all__ = [
     "ExpertsConfig",
     "HeadNorm",
     "HeadSizes",
+    "LayerInputs",
     "ModelConfig",
     "NormPlacement",
     "QueryGrowth",
@@ -42,6 +45,7 @@ __all__ = [
     "RopeName",
     "RopeScaling",
     "Routing",
+    "SharedCaches",
     "num_parameters",
     "parse_model_config",
     "text_model_type",

@@ -173,6 +173,7 @@ _GEMMA4 = _GEMMA3 | {
     "num_experts": None,
     "top_k_experts": None,
     "moe_intermediate_size": None,
+    "vocab_size_per_layer_input": 262144,
 }
 _PHI3 = _LLAMA | {
     "vocab_size": 32064,
@@ -398,7 +399,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma4_text": Family(
         architectures=("Gemma4ForCausalLM",),
         defaults=_GEMMA4,
-        # Those of experts say nothing without enable_moe_block, nor those of inputs by layer where these have no size.
+        # Those of experts say nothing without enable_moe_block.
         own_keys=_names(
             "attention_bias sliding_window layer_types hidden_activation attention_k_eq_v global_head_dim "
             "num_global_key_value_heads per_layer_config final_logit_softcapping use_bidirectional_attention "
@@ -429,8 +430,6 @@ FAMILIES: Mapping[str, Family] = {
             is_beside=True,
         ),
         fixed={
-            "hidden_size_per_layer_input": 0,
-            "num_kv_shared_layers": 0,
             "use_bidirectional_attention": (None, "vision"),  # of the tokens of images alone, and none ever comes
         },
         window="pattern",

@@ -1,7 +1,7 @@
 """config.json to ModelConfig, by the rules of transformers for each model_type; what we do not compute is refused.
 
-Rotary embeddings are rope.py's, windows windows.py's, heads of layers heads.py's, delta nets delta.py's and experts
-experts.py's; the tables are in families.py.
+Rotary embeddings are rope.py's, windows windows.py's, heads of layers heads.py's, what layers get and share
+layer_inputs.py's, delta nets delta.py's and experts experts.py's; the tables are in families.py.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from runner.model_config.fields import (
     unsupported,
 )
 from runner.model_config.heads import parse_full_heads
+from runner.model_config.layer_inputs import parse_layer_inputs, parse_shared_caches
 from runner.model_config.multimodal import text_model
 from runner.model_config.rope import parse_query_growth, parse_ropes, parse_unrotated
 from runner.model_config.values import Activation, ModelConfig
@@ -56,6 +57,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         return value
 
     num_heads, num_layers = whole("num_attention_heads", 2**12), whole("num_hidden_layers", 2**12)
+    vocab_size = whole("vocab_size", 2**24)
     hidden_size, max_positions = whole("hidden_size", 2**18), whole("max_position_embeddings", 2**26)
     head_dim = _head_dim(config, family, hidden_size, num_heads)
     window, sliding_layers = parse_window(config, family, num_layers)
@@ -72,7 +74,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
     has_bias = family.attention_bias == "key" and is_biased
     return ModelConfig(
         model_type=config["model_type"],
-        vocab_size=whole("vocab_size", 2**24),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=whole("intermediate_size", 2**20),
         num_layers=num_layers,
@@ -112,6 +114,8 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         full_heads=full_heads,
         has_value_norm=family.has_value_norm,
         has_layer_scalars=family.has_layer_scalars,
+        layer_inputs=parse_layer_inputs(config, family, vocab_size),
+        shared_caches=parse_shared_caches(config, family, num_layers, sliding_layers),
     )
 
 

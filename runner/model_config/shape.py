@@ -42,8 +42,8 @@ class Shape:
     """What an estimate needs to know of a model. 0 where something is not known.
 
     num_parameters: weights of the text model, tied embeddings once. num_active_parameters: those that one token passes
-    through: all but the experts that it is not sent to. caches: one entry a layer, in order. notes: sentences for
-    people on what is left out, assumed or unknown.
+    through: all but the experts that it is not sent to, and the table of inputs by layer, of which it reads a row.
+    caches: one entry a layer, in order. notes: sentences for people on what is left out, assumed or unknown.
     """
 
     architecture: str

@@ -145,6 +145,24 @@ class HeadSizes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerInputs:
+    """What each layer gets of a token beside the stream: `size` elements, made of the token's embedding and of a row of
+    a table of `vocab_size` rows, which all layers share (Gemma 4's small models)."""
+
+    size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedCaches:
+    """The layers from `first` on keep no keys and values: each sees those of the last layer before `first` that has a
+    window, or none, as it has (Gemma 4's small models). has_wide_mlps: their MLPs have twice the width."""
+
+    first: int
+    has_wide_mlps: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts.
 
@@ -167,6 +185,7 @@ class ModelConfig:
     logit_factor: what logits are, in the gain of the last norm. logit_cap: c, where logits are c * tanh(logits / c).
     full_heads: of the layers that are not sliding, where they have their own. has_value_norm: an RMSNorm without
     weights on each head of v. has_layer_scalars: what comes out of a layer is multiplied by a number (Gemma 4).
+    layer_inputs: what layers get beside the stream; shared_caches: which layers keep no keys and values of their own.
 
     Where a family multiplies what branches add (Granite), the residual stream is divided by that, as rms_norm_eps, by
     its square, and embedding_factor are. eos_token_ids: every id that config.json names, in its order.
@@ -213,6 +232,8 @@ class ModelConfig:
     full_heads: HeadSizes | None = None
     has_value_norm: bool = False
     has_layer_scalars: bool = False
+    layer_inputs: LayerInputs | None = None
+    shared_caches: SharedCaches | None = None
 
     @property
     def num_norms(self) -> int:
@@ -231,20 +252,41 @@ class ModelConfig:
 
     def qkv_size(self, layer: int) -> int:
         """Rows of q_proj, k_proj and v_proj."""
-        return self.queries_size(layer) + self.heads(layer).projected_size
+        return self.queries_size(layer) + (0 if self.shares_cache(layer) else self.heads(layer).projected_size)
+
+    def mlp_size(self, layer: int) -> int:
+        """intermediate_size of this layer's MLP."""
+        is_wide = self.shared_caches is not None and self.shared_caches.has_wide_mlps and self.shares_cache(layer)
+        return self.intermediate_size * (2 if is_wide else 1)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers that have attention, and keep keys and values."""
+        """The layers that have attention."""
         return tuple(layer for layer in range(self.num_layers) if not self.has_delta(layer))
+
+    @property
+    def caching_layers(self) -> tuple[int, ...]:
+        """Those of them that keep keys and values."""
+        return tuple(layer for layer in self.attention_layers if not self.shares_cache(layer))
+
+    def shares_cache(self, layer: int) -> bool:
+        """Whether this layer has no keys and values of its own."""
+        return self.shared_caches is not None and layer >= self.shared_caches.first
+
+    def seen_by(self, layer: int) -> int:
+        """The layer whose keys and values this one sees: itself, unless it shares those of another."""
+        if self.shared_caches is None or not self.shares_cache(layer):
+            return layer
+        kind = layer in self.sliding_layers
+        return max(one for one in range(self.shared_caches.first) if (one in self.sliding_layers) == kind)
 
     def has_delta(self, layer: int) -> bool:
         """Whether this layer has a gated delta net in place of attention."""
         return self.delta is not None and layer in self.delta.layers
 
     def kept_at(self, layer: int) -> int:
-        """Where what this layer keeps of the past lies: its number among the layers that keep the same."""
-        return sum(self.has_delta(before) == self.has_delta(layer) for before in range(layer))
+        """Where what this layer keeps or sees of the past lies: a number among the layers that keep the same."""
+        return sum(self.has_delta(before) == self.has_delta(layer) for before in range(self.seen_by(layer)))
 
     @property
     def ropes(self) -> dict[RopeName, Rope]:
@@ -272,14 +314,29 @@ class ModelConfig:
 
 def num_parameters(config: ModelConfig) -> int:
     """Weights of the model, exactly; tied embeddings are counted once, and the scalars of layers are none."""
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    mlp = 3 * hidden * intermediate + (2 * intermediate + hidden if config.mlp_bias else 0)
+    hidden = config.hidden_size
     sparse = config.experts.layers if config.experts else ()
-    dense = config.num_layers if config.experts and config.experts.is_beside else config.num_layers - len(sparse)
-    mlps = dense * mlp + len(sparse) * _mixture(config)
+    is_beside = config.experts is not None and config.experts.is_beside
+    dense = [layer for layer in range(config.num_layers) if is_beside or layer not in sparse]
+    mlps = len(sparse) * _mixture(config) + sum(_mlp(config, config.mlp_size(layer)) for layer in dense)
     embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
     mixers = sum(_attention(config, layer) for layer in config.attention_layers) + _delta_nets(config)
-    return embeddings + mixers + config.num_layers * config.num_norms * hidden + mlps + hidden
+    norms = config.num_layers * config.num_norms * hidden + hidden
+    return embeddings + mixers + norms + mlps + _layer_inputs(config)
+
+
+def _mlp(config: ModelConfig, width: int) -> int:
+    """Weights of a gated MLP of that width."""
+    return 3 * config.hidden_size * width + (2 * width + config.hidden_size if config.mlp_bias else 0)
+
+
+def _layer_inputs(config: ModelConfig) -> int:
+    """Weights that make the inputs of layers, with their table, and that put them into the stream, with their norms."""
+    inputs, hidden = config.layer_inputs, config.hidden_size
+    if inputs is None:
+        return 0
+    of_layer = inputs.size * (inputs.vocab_size + 3 * hidden) + hidden
+    return config.num_layers * of_layer + inputs.size
 
 
 def _attention(config: ModelConfig, layer: int) -> int:
@@ -289,7 +346,9 @@ def _attention(config: ModelConfig, layer: int) -> int:
     weights = config.hidden_size * (qkv_size + q_size)
     weights += qkv_size if config.attention_bias else 0
     weights += config.hidden_size if config.attention_output_bias else 0
-    weights += {"none": 0, "head": 2 * heads.head_dim, "row": q_size + heads.keys_size}[config.qk_norm]
+    of_keys = 0 if config.shares_cache(layer) else 1
+    weights += {"none": 0, "head": heads.head_dim, "row": q_size}[config.qk_norm]
+    weights += of_keys * {"none": 0, "head": heads.head_dim, "row": heads.keys_size}[config.qk_norm]
     return weights + (config.num_heads if config.has_sinks else 0)
 
 

@@ -14,6 +14,7 @@ from runner.quant.gguf_file import GgufHeader
 from runner.quant.json_file import DAMAGED
 
 MAX_LAYERS: Final = 2**12
+LAYER_TABLE: Final = "per_layer_token_embd.weight"  # the inputs of layers, of which a token reads a row
 
 # Each n-th layer sees everything and the others a window, where the file names a window and no pattern: llama-model.cpp
 # has these in its code. An architecture that is not here is taken to keep everything in every layer.
@@ -44,15 +45,16 @@ def gguf_shape(headers: Sequence[GgufHeader]) -> Shape:
 
 
 def _weights(headers: Sequence[GgufHeader]) -> tuple[int, int]:
-    """(weights in all, those of the experts that a token is not sent to)"""
+    """(weights in all, those that a token does not pass through: experts that it is not sent to, tables by layer)"""
     count, used = headers[0].of_architecture("expert_count"), headers[0].of_architecture("expert_used_count")
-    experts = 0
+    experts = table = 0
     for header in headers:
+        table += sum(tensor.num_values for tensor in header.tensors if tensor.name == LAYER_TABLE)
         experts += sum(tensor.num_values for tensor in header.tensors if "_exps" in tensor.name)
     total = sum(header.num_parameters for header in headers)
     if type(count) is not int or type(used) is not int or not 0 < used <= count:
-        return total, 0
-    return total, experts * (count - used) // count
+        return total, table
+    return total, table + experts * (count - used) // count
 
 
 def _vocab_size(header: GgufHeader) -> int:

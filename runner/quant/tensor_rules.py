@@ -6,6 +6,7 @@ every extra tensor by name. This file knows nothing of files, types or quantizat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -18,7 +19,8 @@ from runner.model_config import HeadSizes, ModelConfig
 
 OfAttention = Literal["query_rows", "queries", "keys", "qkv", "head", "heads"]
 OfDelta = Literal["channels", "one", "taps", "values", "value_heads", "value_head"]  # of a gated delta net
-Size = Literal["vocab", "hidden", "intermediate", "gate_up", "number"] | OfAttention | OfDelta
+OfInputs = Literal["layer_input", "layer_inputs", "layer_vocab"]  # inputs of one layer, of all, rows of their table
+Size = Literal["vocab", "hidden", "intermediate", "gate_up", "number"] | OfAttention | OfDelta | OfInputs
 Condition = Callable[[ModelConfig], bool]
 Values = NDArray[np.float32]
 
@@ -51,6 +53,10 @@ def has_layer_scalars(config: ModelConfig) -> bool:
     return config.has_layer_scalars
 
 
+def has_layer_inputs(config: ModelConfig) -> bool:
+    return config.layer_inputs is not None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """What a GGUF has in place of a checkpoint's values, as a function of them, and the way back."""
@@ -64,7 +70,8 @@ class TensorRule:
     """One tensor: its name in the checkpoint, its name in the GGUF, its shape, and when it is there.
 
     "{layer}" in a name makes it one tensor a layer: linear_attn's are in the layers that have a delta net, self_attn's
-    in the others, but no v_proj where values share the projection of keys. shape: the checkpoint's; a GGUF has it
+    in the others, but no v_proj where values share the projection of keys, and nothing that makes keys and values where
+    a layer sees those of another. shape: the checkpoint's; a GGUF has it
     without "one". rotary: the rows are heads of a rotary embedding, whose order depends on the GGUF architecture.
     value_heads: what ends with the value heads of a delta net, which a GGUF has in another order (tiled_order).
     changed: a GGUF has the weights of a norm with norm_offset added ("norm"), and decays, negative, in place of their
@@ -91,6 +98,8 @@ class TensorRule:
         """Whether that layer has it, which has attention or a delta net."""
         has_delta = config.has_delta(layer)
         if ".v_proj." in self.source and config.heads(layer).shares_projection:
+            return False
+        if config.shares_cache(layer) and _MAKES_KEYS.search(self.source):
             return False
         return (".self_attn." if has_delta else ".linear_attn.") not in self.source
 
@@ -135,6 +144,8 @@ class PlannedTensor:
 
 # Buffers that old checkpoints carry and that follow from the configuration.
 _DERIVED_SUFFIXES: Final = (".rotary_emb.inv_freq", ".attn.masked_bias")
+_MAKES_KEYS: Final = re.compile(r"\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\.")
+_LAYER: Final = re.compile(r"model\.layers\.(\d{1,8})\.")
 
 
 def plan(
@@ -168,10 +179,11 @@ def plan(
 
 def tensors_of(architecture: Architecture, config: ModelConfig) -> tuple[PlannedTensor, ...]:
     """Every tensor that a model of this configuration has, in the order of a GGUF."""
-    sizes_of = {heads: _sizes(config, heads) for heads in {config.heads(layer) for layer in range(config.num_layers)}}
+    kinds = {(config.heads(layer), config.mlp_size(layer)) for layer in range(config.num_layers)}
+    sizes_of = {kind: _sizes(config, *kind) for kind in kinds}
 
     def planned(rule: TensorRule, layer: int | None) -> PlannedTensor:
-        sizes = sizes_of[config.heads(layer or 0)]
+        sizes = sizes_of[config.heads(layer or 0), config.mlp_size(layer or 0)]
         return PlannedTensor(
             source=rule.source.format(layer=layer),
             target=rule.target.format(layer=layer),
@@ -192,14 +204,14 @@ def tensors_of(architecture: Architecture, config: ModelConfig) -> tuple[Planned
     return (*whole, *layers)
 
 
-def _sizes(config: ModelConfig, heads: HeadSizes) -> dict[Size, int]:
-    """Of the tensors outside of layers, and of those in a layer with such heads."""
+def _sizes(config: ModelConfig, heads: HeadSizes, intermediate: int) -> dict[Size, int]:
+    """Of the tensors outside of layers, and of those in a layer with such heads and such an MLP."""
     queries, keys = config.num_heads * heads.head_dim, heads.keys_size
     found: dict[Size, int] = {
         "vocab": config.vocab_size,
         "hidden": config.hidden_size,
-        "intermediate": config.intermediate_size,
-        "gate_up": 2 * config.intermediate_size,
+        "intermediate": intermediate,
+        "gate_up": 2 * intermediate,
         "qkv": queries + 2 * keys,
         "query_rows": 2 * queries if config.is_gated else queries,
         "queries": queries,
@@ -208,6 +220,12 @@ def _sizes(config: ModelConfig, heads: HeadSizes) -> dict[Size, int]:
         "heads": config.num_heads,
         "number": 1,
     }
+    if (inputs := config.layer_inputs) is not None:
+        found |= {
+            "layer_input": inputs.size,
+            "layer_inputs": config.num_layers * inputs.size,
+            "layer_vocab": inputs.vocab_size,
+        }
     if (delta := config.delta) is not None:
         found |= {
             "channels": delta.channels,
@@ -251,8 +269,12 @@ def _change(rule: TensorRule, config: ModelConfig) -> Change | None:
 
 
 def is_derived(name: str, config: ModelConfig) -> bool:
-    """Whether tensor `name` may be left out: a rotary table, or the copy of tied embeddings."""
-    return name.endswith(_DERIVED_SUFFIXES) or (config.tie_word_embeddings and name == "lm_head.weight")
+    """Whether tensor `name` may be left out: a rotary table, the copy of tied embeddings, or what would make keys and
+    values of a layer that sees those of another, which Gemma 4's small models are published with."""
+    if name.endswith(_DERIVED_SUFFIXES) or (config.tie_word_embeddings and name == "lm_head.weight"):
+        return True
+    layer = _LAYER.match(name) if _MAKES_KEYS.search(name) else None
+    return layer is not None and config.shares_cache(int(layer[1]))
 
 
 def interleaved_order(num_heads: int, head_dim: int) -> NDArray[np.intp]:

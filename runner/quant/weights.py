@@ -37,6 +37,7 @@ from runner.types import ReadyModel
 
 EMBEDDINGS: Final = "model.embed_tokens.weight"
 OUTPUT: Final = "lm_head.weight"
+LAYER_EMBEDDINGS: Final = "model.embed_tokens_per_layer.weight"  # Gemma 4's small models
 # The GGUF types that the native backend runs: those whose dense form is not much larger than the file.
 PLAIN_GGUF_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
 _MANY: Final = 2**12  # layers and matrices of experts

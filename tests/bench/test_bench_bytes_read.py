@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fit_models import write_gemma3, write_qwen35
 from gguf import GGUFReader, GGUFWriter
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from runner.bench.bytes_read import cache_read, state_bytes, stored_weights, weights_read
 from runner.config import LONGEST_DRAFT, LoadOptions
@@ -148,6 +148,20 @@ def test_of_a_gguf_embeddings_of_each_layer_and_layers_that_draft_are_not_read(t
     tensors = {name: np.zeros((64, 8), np.float32) for name in ("blk.0.attn_q.weight", "blk.10.attn_q.weight", *more)}
     stored = stored_weights(gguf(tmp_path / "more.gguf", tensors | EMBEDDINGS))
     assert stored.read_bytes == 4 * (2 * 64 * 8 + 32 * 8)
+
+
+def test_of_a_checkpoint_embeddings_of_each_layer_are_not_read_and_unused_keys_not_there(tmp_path: Path) -> None:
+    """Gemma 4's small models are published with keys of layers that see those of others."""
+    model = tiny_models.make("gemma4-inputs-by-layer-and-shared-caches")
+    path = tiny_models.save(model, tmp_path) / "model.safetensors"
+    stored = stored_weights(tiny_models.ready(tmp_path))
+    table = 4 * model.model.embed_tokens_per_layer.weight.numel()
+    assert stored.total_bytes == 4 * (sum(one.numel() for one in model.parameters()) + 6)  # a scalar a layer
+    assert stored.read_bytes == stored.total_bytes - table
+    assert stored.share == pytest.approx(stored.read_bytes / stored.total_bytes, rel=1e-3)
+    unused = {"model.layers.5.self_attn.k_proj.weight": np.zeros((12, 48), np.float32)}
+    save_file(load_file(path) | unused, path)
+    assert stored_weights(tiny_models.ready(tmp_path)) == stored
 
 
 def test_what_native_unpacks_it_reads_unpacked(tmp_path: Path) -> None:

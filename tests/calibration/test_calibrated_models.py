@@ -63,6 +63,18 @@ def test_calibration_brings_the_model_nearer_to_its_source(tmp_path: Path, name:
     assert divergence(source, tmp_path / "calibrated") < divergence(source, tmp_path / "plain")
 
 
+def test_layers_with_inputs_that_see_what_others_keep_are_calibrated_as_others_are(tmp_path: Path) -> None:
+    """The last of three layers sees what the first keeps."""
+    layers = ["full_attention", "sliding_attention", "full_attention"]
+    more = {"num_hidden_layers": 3, "layer_types": layers, "num_kv_shared_layers": 1}
+    source = tiny(tmp_path / "source", "gemma4-inputs-by-layer-and-shared-caches", **more)
+    plain, made = packed(source, tmp_path / "plain", "mq4"), make(source, tmp_path / "calibrated")
+    differ = {name for name, one in made.tensors.items() if one.sha256 != plain.tensors[name].sha256}
+    assert differ == {name for name, one in made.tensors.items() if one.format == "mq4"}
+    assert {one.format for name, one in made.tensors.items() if "per_layer" in name and "norm" not in name} == {"mq6"}
+    assert divergence(source, tmp_path / "calibrated") < divergence(source, tmp_path / "plain")
+
+
 def test_matrices_of_delta_nets_are_calibrated_as_those_of_attention_are(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "qwen3-5", num_hidden_layers=2)
     plain, made = packed(source, tmp_path / "plain", "mq4"), make(source, tmp_path / "calibrated")

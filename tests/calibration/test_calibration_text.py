@@ -54,11 +54,11 @@ def test_a_batch_writes_what_the_model_would(directory: Path) -> None:
     with torch.no_grad():
         decoder.model.embed_tokens.weight *= 40  # tied: the logits are far apart, and few ids are possible
     ids = write_text(decoder, [[1], [2], [3]], 16, vocab_size=259, seed=0)
-    from runner.calibration.moments import run_layer
+    from runner.calibration.moments import Side, run_layer
 
     x = decoder.model.embed_tokens(ids)
     for index, layer in enumerate(decoder.model.layers):
-        x = run_layer(decoder, layer, index, x)
+        x, _ = run_layer(decoder, Side(layer=layer, x=x), index)
     probs = decoder.logits(decoder.model.norm(x))[:, :-1, :259].softmax(-1)
     assert float(probs.gather(2, ids[:, 1:, None]).min()) > 1e-6
 

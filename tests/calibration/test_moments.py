@@ -10,8 +10,10 @@ import torch
 
 from runner.backends.native.architectures import build
 from runner.backends.native.blocks import Decoder
+from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model
-from runner.calibration.moments import Moments, groups_of, measure, run_layer, target
+from runner.calibration.inputs import LayerInputs
+from runner.calibration.moments import Moments, Side, groups_of, measure, run_layer, target
 from runner.quant.mq.rotation import rotate
 from runner.types import CancelToken
 from tests.quant.mq.packed_models import opened, tiny
@@ -34,7 +36,7 @@ def seen(decoder: Decoder, layer: torch.nn.Module, name: str, x: torch.Tensor) -
     """What the submodule `name` is given in one run over all sequences, [tokens, K]."""
     found: list[torch.Tensor] = []
     hook = layer.get_submodule(name).register_forward_pre_hook(lambda _module, given: found.append(given[0]))
-    run_layer(decoder, layer, 1, x)  # type: ignore[arg-type]
+    run_layer(decoder, Side(layer=layer, x=x), 1)  # type: ignore[arg-type]
     hook.remove()
     return found[0].flatten(0, -2)
 
@@ -50,7 +52,8 @@ def test_they_are_the_means_of_what_the_matrices_read(decoder: Decoder, number: 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 12, 64, generator=generator)
     x_of_copy = x + 0.1 * torch.randn(5, 12, 64, generator=generator)
-    found = measure(decoder, 1, group, 32, (model, x), (rounded, x_of_copy), batch=2)  # type: ignore[arg-type]
+    sides = [Side(layer=layer, x=given) for layer, given in ((model, x), (rounded, x_of_copy))]  # type: ignore[arg-type]
+    found = measure(decoder, 1, group, 32, *sides, batch=2)
     read = rotate(seen(decoder, rounded, group.matrices[-1], x_of_copy), 32)
     read_by_model = rotate(seen(decoder, model, group.matrices[-1], x), 32)
     assert torch.allclose(found.own, read.T @ read / 60, rtol=1e-4, atol=1e-5)
@@ -92,3 +95,22 @@ def test_the_stream_is_made_up_for_where_no_norm_lies_between(name: str, before:
     groups = groups_of(layer)  # type: ignore[arg-type]
     assert [group.before for group in groups[1::2]] == before
     assert [group.before for group in groups[::2]] == ["", ""]
+
+
+@torch.inference_mode()
+def test_layer_after_layer_is_the_whole_model_where_layers_get_inputs_and_share_caches(tmp_path: Path) -> None:
+    weights, config = opened(tiny(tmp_path / "model", "gemma4-inputs-by-layer-and-shared-caches", dtype=torch.float32))
+    device = torch.device("cpu")
+    decoder = load_model(
+        config, weights, dtype=torch.float32, device=device, on_progress=lambda _: None, cancel=CancelToken()
+    )
+    ids = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(1))
+    cache = KvCache.of(config, n_ctx=9, dtype=torch.float32, device=device, batch=(2,))
+    cache.reserve(9)
+    wanted = decoder(ids, cache, lambda: None)
+    x = decoder.model.embed_tokens(ids)
+    inputs, kept = LayerInputs(decoder.model, weights, ids, x.clone()), {}
+    for index, layer in enumerate(decoder.layers):
+        seen = kept[config.seen_by(index)] if config.shares_cache(index) else None
+        x, kept[index] = run_layer(decoder, Side(layer=layer, x=x, own_input=inputs.of(index), seen=seen), index)
+    torch.testing.assert_close(decoder.model.norm(x), wanted, rtol=1e-4, atol=1e-4)

@@ -22,6 +22,21 @@ def test_a_checkpoint_in_float32_has_32_bits(tmp_path: Path) -> None:
         assert bits_per_weight(tiny_models.ready(directory)) == BitsPerWeight(total=32.0, body=32.0)
 
 
+def test_a_table_of_inputs_by_layer_is_no_body(tmp_path: Path) -> None:
+    model = tiny_models.make("gemma4-inputs-by-layer-and-shared-caches")
+    path = tiny_models.save(model, tmp_path) / "model.safetensors"
+    found = bits_per_weight(tiny_models.ready(tmp_path))
+    assert found is not None
+    assert (found.total, found.body) == pytest.approx((32, 32), rel=0.002)  # a scalar a layer besides
+    tensors = load_file(path)
+    name = "model.embed_tokens_per_layer.weight"
+    save_file({**tensors, name: tensors[name].to(torch.bfloat16)}, path, {"format": "pt"})
+    halved = bits_per_weight(tiny_models.ready(tmp_path))
+    assert halved is not None
+    assert halved.body == found.body
+    assert halved.total < found.total
+
+
 def test_of_a_multimodal_checkpoint_the_text_model_counts(tmp_path: Path) -> None:
     directory = tiny_models.save(make_whole("mistral3-mistral"), tmp_path)
     assert bits_per_weight(tiny_models.ready(directory)) == BitsPerWeight(total=32.0, body=32.0)

@@ -261,6 +261,28 @@ def test_values_that_are_keys_are_kept_and_attended_as_place_heads_keeps_them(
         assert one is None or torch.allclose(one.float(), other.float(), rtol=1e-6, atol=2e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize(("g", "d", "kept", "window"), [(2, 18, "float32", None), (1, 512, "float32", 70)])
+def test_queries_alone_see_what_another_put_there_and_change_nothing(
+    g: int, d: int, kept: str, window: int | None
+) -> None:
+    case = Case(h=4, g=g, d=d, r=d, m=16, norm="head")
+    cache = emptied(filled(kept, g, 58, 90, d), 58)
+    case.attend(cache, 58)  # puts the keys and values of all rows there
+    before = emptied(cache, 90)
+    own = random(16, 4 * d, seed=21)
+    alone = Heads(**{**vars(case.heads()), "qkv": own, "k_gain": None, "reads_cache": True})
+    found = combine(attend_rows(alone, cache, at(58), window=window, sinks=None, scale=0.3))
+    q = place_heads(alone, cache, at(58))
+    tolerance = 4e-6 if d < 512 else 1.2e-5
+    check_attention(found, exact(q, cache, 58, window=window, sinks=None, scale=0.3), sums=tolerance)
+    for one, other in zip(vars(cache).values(), vars(before).values(), strict=True):
+        assert one is None or torch.equal(one[:, :74], other[:, :74])
+    cos, sin = (angles[9:12].contiguous() for angles in case.angles)
+    some = Heads(**{**vars(alone), "qkv": own[9:12].contiguous(), "cos": cos, "sin": sin})
+    again = combine(attend_rows(some, cache, at(67), window=window, sinks=None, scale=0.3))
+    assert torch.equal(again, found[9:12])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_nothing_is_put_beyond_the_capacity(dtype: torch.dtype) -> None:
     case = Case(h=2, g=2, d=18, r=18, m=4)

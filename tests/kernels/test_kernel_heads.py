@@ -33,10 +33,12 @@ class Case:
     growth: tuple[float, int] | None = None
     shares_keys: bool = False
     has_value_norm: bool = False
+    reads_cache: bool = False
 
     @property
     def qkv(self) -> Tensor:
-        return random(self.m, (self.h + (1 if self.shares_keys else 2) * self.g) * self.d + self.behind)
+        n_kept = 0 if self.reads_cache else 1 if self.shares_keys else 2
+        return random(self.m, (self.h + n_kept * self.g) * self.d + self.behind)
 
     @property
     def angles(self) -> tuple[Tensor, Tensor]:
@@ -59,12 +61,13 @@ class Case:
             cos=cos,
             sin=sin,
             q_gain=q_gain,
-            k_gain=k_gain,
+            k_gain=None if self.reads_cache else k_gain,
             norm=self.norm,
             eps=1e-5,
             growth=self.growth,
             shares_keys=self.shares_keys,
             has_value_norm=self.has_value_norm,
+            reads_cache=self.reads_cache,
         )
 
     def run(self, cache: LayerCache, start: int, qkv: Tensor, rows: slice = slice(None)) -> Tensor:
@@ -90,6 +93,7 @@ CASES = [
     Case(h=6, g=2, d=18, r=18, norm="head", has_value_norm=True),
     Case(h=6, g=3, d=18, r=18, m=9, norm="head", has_value_norm=True, shares_keys=True),
     Case(h=2, g=1, d=512, r=512, m=5, norm="head", has_value_norm=True, shares_keys=True),
+    Case(h=6, g=2, d=18, r=18, m=9, norm="head", has_value_norm=True, reads_cache=True),  # which is left as it is
 ]
 
 

@@ -15,6 +15,8 @@ from runner.kernels.matmul import (
     dense_rows,
     linear,
     linear_gated,
+    linear_gated_by,
+    linear_gated_by_ref,
     linear_gated_ref,
     linear_logits,
     linear_ref,
@@ -101,6 +103,16 @@ def test_pairs_of_rows_are_gated(kind: str, activation: Activation, m: int) -> N
     gate, up = (exact(x, w) * matmul.rstd_ref(wide)[:, None] + bias).chunk(2, 1)
     close(found, matmul.gate_ref(gate, up, activation), 1e-5)
     close(linear_gated_ref(x, w, activation, bias=bias, squares=squares, dtype=torch.float32), found.double(), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dense", "mq6"])
+@pytest.mark.parametrize("m", [1, 4, 18])
+def test_a_product_is_gated_by_rows_that_lie_apart(kind: str, m: int) -> None:
+    w, by = matrix(kind, 37, 96), random(m, 3 * 37, seed=6)[:, 37:74]
+    x = rows_for(w, random(m, 96))
+    found = linear_gated_by(x, w, by, "gelu_tanh", dtype=torch.float32)
+    close(found, matmul.gate_ref(exact(x, w), by.double(), "gelu_tanh"), 1e-5)
+    close(linear_gated_by_ref(x, w, by, "gelu_tanh", dtype=torch.float32), found.double(), 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["dense", "mq6"])

@@ -26,8 +26,8 @@ def shape(path: Path) -> Shape:
     return gguf_shape([read_header(path)])
 
 
-def write(path: Path, **numbers: Any) -> Path:
-    """A GGUF of an architecture "test" with those keys and no weights to speak of."""
+def write(path: Path, *, table_rows: int = 0, **numbers: Any) -> Path:
+    """A GGUF of an architecture "test" with those keys and no weights to speak of; table_rows: of inputs by layer."""
     writer = GGUFWriter(path, "test")
     values = {"block_count": 4, "context_length": 128, "embedding_length": 64, "attention.head_count": 4, **numbers}
     for key, value in values.items():
@@ -39,6 +39,8 @@ def write(path: Path, **numbers: Any) -> Path:
             writer.add_uint32(f"test.{key}", value)
     writer.add_tensor("blk.0.ffn_up_exps.weight", np.zeros((8, 4, 32), np.float16))
     writer.add_tensor("output_norm.weight", np.zeros(64, np.float32))
+    if table_rows:
+        writer.add_tensor("per_layer_token_embd.weight", np.zeros((table_rows, 32), np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -97,6 +99,13 @@ def test_convolutions_and_shifts_of_tokens_cannot_be_cut(tmp_path: Path) -> None
 def test_experts_that_are_not_used_are_not_active(tmp_path: Path) -> None:
     found = shape(write(tmp_path / "x.gguf", expert_count=8, expert_used_count=2))
     assert (found.num_parameters, found.num_active_parameters) == (1024 + 64, 256 + 64)
+
+
+def test_a_table_of_inputs_by_layer_is_not_active(tmp_path: Path) -> None:
+    found = shape(write(tmp_path / "t.gguf", table_rows=10))
+    assert (found.num_parameters, found.num_active_parameters) == (1024 + 64 + 320, 1024 + 64)
+    with_experts = shape(write(tmp_path / "e.gguf", table_rows=10, expert_count=8, expert_used_count=2))
+    assert with_experts.num_active_parameters == 256 + 64
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,10 @@ class Mixing(Checkpointed, Protocol):
     def start(self) -> int | Tensor: ...
 
     def mix(self, attention: Attention, x: Tensor, layer: int) -> Tensor:
-        """The heads' mixtures of values [..., T, H * D] for x [..., T, in_features], whose keys and values it keeps.
+        """The heads' mixtures of values [..., T, H * D] for x [..., T, in_features], whose keys and values it keeps,
+        unless the attention shares those of another layer.
 
-        They are gated, where the attention is. layer: its number among the layers that keep keys and values.
+        They are gated, where the attention is. layer: see ModelConfig.kept_at.
         """
         ...
 
@@ -71,10 +72,15 @@ class Pass:
 
     def mix(self, attention: Attention, x: Tensor, layer: int) -> Tensor:
         """See Mixing."""
-        q, k, v, gate = attention.heads(x, *self.rotations[attention.rope])
+        gate = None
+        if attention.shares_cache:
+            q = attention.queries(x, *self.rotations[attention.rope])
+            keys, values = self.cache.kept(layer, x.shape[-2])
+        else:
+            q, k, v, gate = attention.heads(x, *self.rotations[attention.rope])
+            keys, values = self.cache.put(layer, k, v)
         if attention.growth is not None:
             q = grown(q, self.start, attention.growth)
-        keys, values = self.cache.put(layer, k, v)
         scale, window = attention.scale, attention.window
         mixed = attend(q, keys.to(q.dtype), values.to(q.dtype), self.start, window, scale, attention.sinks)
         mixed = mixed.transpose(-3, -2).flatten(-2)
@@ -126,7 +132,8 @@ class Attention(nn.Module):
     it turns by. is_joined: q, k and v are the rows of one matrix, qkv_proj. is_gated: q_proj gives [H, 2, D], of each
     head the query and a gate, whose sigmoid its mixture of values is multiplied by. in_features: of what q, k and v
     read; hidden_size unless it is given. heads: of this layer, the config's own unless they are given.
-    has_value_norm: an RMSNorm without weights on each head of v.
+    has_value_norm: an RMSNorm without weights on each head of v. shares_cache: it has queries alone, which see the keys
+    and values that a layer before it keeps.
     """
 
     def __init__(
@@ -146,10 +153,12 @@ class Attention(nn.Module):
         in_features: int | None = None,
         heads: HeadSizes | None = None,
         has_value_norm: bool = False,
+        shares_cache: bool = False,
     ) -> None:
         super().__init__()
         heads = heads or HeadSizes(num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
         assert is_joined + is_gated + heads.shares_projection <= 1
+        assert not shares_cache or (norm == "head" and not is_joined and not is_gated)
         q_size, kv_size = config.num_heads * heads.head_dim, heads.keys_size
         width = config.hidden_size if in_features is None else in_features
         self.is_joined = is_joined
@@ -158,18 +167,21 @@ class Attention(nn.Module):
             self.qkv_proj = Linear(width, q_size + 2 * kv_size, bias=bias)
         else:
             self.q_proj = Linear(width, 2 * q_size if is_gated else q_size, bias=bias)
-            self.k_proj = Linear(width, kv_size, bias=bias)
-            self.v_proj = None if heads.shares_projection else Linear(width, kv_size, bias=bias)
+            self.k_proj = None if shares_cache else Linear(width, kv_size, bias=bias)
+            has_values = not (shares_cache or heads.shares_projection)
+            self.v_proj = Linear(width, kv_size, bias=bias) if has_values else None
         self.o_proj = Linear(q_size, config.hidden_size, bias=output_bias)
         of_q, of_k = (heads.head_dim, heads.head_dim) if norm == "head" else (q_size, kv_size)
         self.q_norm = RmsNorm(of_q, config.rms_norm_eps, config.norm_offset) if norm != "none" else None
-        self.k_norm = RmsNorm(of_k, config.rms_norm_eps, config.norm_offset) if norm != "none" else None
+        has_keys_norm = norm != "none" and not shares_cache
+        self.k_norm = RmsNorm(of_k, config.rms_norm_eps, config.norm_offset) if has_keys_norm else None
         self.sinks = nn.Parameter(torch.empty(config.num_heads), requires_grad=False) if sinks else None
         self.norm = norm
         self.num_heads = config.num_heads
         self.num_kv_heads = heads.num_kv_heads
         self.head_dim = heads.head_dim
         self.shares_projection = heads.shares_projection
+        self.shares_cache = shares_cache
         self.has_value_norm = has_value_norm
         self.eps = config.rms_norm_eps
         self.window = window
@@ -194,6 +206,12 @@ class Attention(nn.Module):
             v = functional.rms_norm(v, v.shape[-1:], None, self.eps)
         return rotate(q, cos, sin), rotate(k, cos, sin), v, gate
 
+    def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """q [..., H, T, D] of x, normed by heads and turned: all that an attention has which shares a cache."""
+        assert self.q_norm is not None
+        q = self.q_proj(x)
+        return rotate(self.q_norm(q.view(*q.shape[:-1], -1, self.head_dim).transpose(-3, -2)), cos, sin)
+
     def output(self, mixed: Tensor) -> Tensor:
         """The heads' mixtures of values [..., H, T, D] through the output projection: [..., T, hidden]."""
         return self.o_proj(mixed.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
@@ -204,6 +222,7 @@ class Attention(nn.Module):
             kv_size = self.num_kv_heads * self.head_dim
             q, k, v = self.qkv_proj(x).split([self.num_heads * self.head_dim, kv_size, kv_size], dim=-1)
             return q, k, v, None
+        assert self.k_proj is not None
         q, k = self.q_proj(x), self.k_proj(x)
         v = k if self.v_proj is None else self.v_proj(x)
         if not self.is_gated:
@@ -215,6 +234,10 @@ class Attention(nn.Module):
         assert self.q_norm is not None
         assert self.k_norm is not None
         return self.q_norm(q), self.k_norm(k)
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    return functional.silu(x) if activation == "silu" else functional.gelu(x, approximate="tanh")
 
 
 class GatedMlp(nn.Module):
@@ -246,7 +269,7 @@ class GatedMlp(nn.Module):
 
     def forward(self, x: Tensor, run: Checkpointed) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1) if self.is_joined else (self.gate_proj(x), None)
-        gate = functional.silu(gate) if self.activation == "silu" else functional.gelu(gate, approximate="tanh")
+        gate = activated(gate, self.activation)
         run.checkpoint()
         gate *= self.up_proj(x) if up is None else up
         run.checkpoint()
@@ -284,7 +307,8 @@ class Layer(nn.Module):
 
     attention: checkpoints call it self_attn, and a delta net in its place linear_attn. mlp: a GatedMlp, or a module
     with its forward. Which norms there are, and their offset, is in `config`, and whether all that comes out is
-    multiplied by a number of the layer's own, layer_scalar [1].
+    multiplied by a number of the layer's own, layer_scalar [1]. Where the config has inputs for layers, a third branch
+    follows: norm(projection(act(gate(x)) * input)), and x + that.
     """
 
     def __init__(self, config: ModelConfig, *, attention: Attention | DeltaNet, mlp: nn.Module) -> None:
@@ -297,9 +321,16 @@ class Layer(nn.Module):
         for name in dataclasses.astuple(self.norms):
             if name is not None:
                 self.add_module(name, RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset))
+        self.has_input = config.layer_inputs is not None
+        if (inputs := config.layer_inputs) is not None:
+            self.activation = config.activation
+            self.per_layer_input_gate = Linear(config.hidden_size, inputs.size, bias=False)
+            self.per_layer_projection = Linear(inputs.size, config.hidden_size, bias=False)
+            self.post_per_layer_input_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
 
-    def forward(self, x: Tensor, layer: int, run: Mixing) -> Tensor:
-        """layer: its number among the layers that keep the same of the past (ModelConfig.kept_at)."""
+    def forward(self, x: Tensor, layer: int, run: Mixing, own_input: Tensor | None = None) -> Tensor:
+        """layer: where it keeps or sees what is kept of the past (ModelConfig.kept_at). own_input: [..., T, size],
+        where the config has inputs for layers."""
         norms = self.norms
         attention = self.linear_attn if self.self_attn is None else self.self_attn
         assert attention is not None
@@ -307,6 +338,10 @@ class Layer(nn.Module):
         x = x + self._normed(norms.after_attention, attention(self._normed(norms.before_attention, x), layer, run))
         run.checkpoint()
         x = x + self._normed(norms.after_mlp, self.branch(x, run))
+        if self.has_input:
+            assert own_input is not None
+            gated = activated(self.per_layer_input_gate(x), self.activation) * own_input
+            x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
         return x if self.layer_scalar is None else x * self.layer_scalar
 
     def branch(self, x: Tensor, run: Mixing) -> Tensor:
@@ -318,17 +353,23 @@ class Layer(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Rows of `weight` [V, hidden] by token id, times the model's factor."""
+    """Rows of `weight` [V, size] by token id, times a factor, rounded to the type of the weights or as it is."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, vocab_size: int, size: int, factor: float, *, rounds_factor: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
-        self._config = config
+        self.weight = nn.Parameter(torch.empty(vocab_size, size), requires_grad=False)
+        self._factor = factor
+        self._rounds_factor = rounds_factor
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Embedding:
+        """The model's own."""
+        factor, rounds = config.embedding_factor, config.rounds_embedding_factor
+        return cls(config.vocab_size, config.hidden_size, factor, rounds_factor=rounds)
 
     def factor(self, dtype: torch.dtype) -> float:
         """What weights of that type are multiplied by."""
-        exact = self._config.embedding_factor
-        return float(torch.tensor(exact, dtype=dtype)) if self._config.rounds_embedding_factor else exact
+        return float(torch.tensor(self._factor, dtype=dtype)) if self._rounds_factor else self._factor
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = functional.embedding(tokens, self.weight)
@@ -337,13 +378,32 @@ class Embedding(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Embeddings, layers, final norm: what checkpoints keep under "model."."""
+    """Embeddings, layers, final norm: what checkpoints keep under "model.". Where layers have inputs, these are made
+    here of the token's row of a table and of its embedding, both in equal shares."""
 
     def __init__(self, config: ModelConfig, layers: Sequence[Layer]) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config)
+        self.embed_tokens = Embedding.of(config)
+        self._inputs = inputs = config.layer_inputs
+        if inputs is not None:
+            width, factor = len(layers) * inputs.size, inputs.size**0.5
+            self.embed_tokens_per_layer = Embedding(inputs.vocab_size, width, factor, rounds_factor=True)
+            self.per_layer_model_projection = Linear(config.hidden_size, width, bias=False)
+            # What it norms is divided by the root of hidden_size; the norm of what is not has an eps that much larger.
+            eps = config.rms_norm_eps * config.hidden_size
+            self.per_layer_projection_norm = RmsNorm(inputs.size, eps, config.norm_offset)
         self.layers = nn.ModuleList(layers)
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset, config.logit_factor)
+
+    def layer_inputs(self, tokens: Tensor, x: Tensor) -> Sequence[Tensor] | None:
+        """What each layer gets of tokens [..., T] whose embeddings are x [..., T, hidden]: [..., T, size] each; None
+        where layers get nothing."""
+        if self._inputs is None:
+            return None
+        made = self.per_layer_model_projection(x).unflatten(-1, (-1, self._inputs.size))
+        rows = self.embed_tokens_per_layer(tokens).view(made.shape)
+        mixed: Tensor = (self.per_layer_projection_norm(made) + rows) * 0.5**0.5
+        return mixed.unbind(-2)
 
 
 class Decoder(nn.Module):
@@ -370,10 +430,11 @@ class Decoder(nn.Module):
         run = self.start_pass(cache, tokens.shape[-1], tokens.device, checkpoint)
         cache.begin(tokens.shape[-1])
         x = self.model.embed_tokens(tokens)
+        inputs = self.model.layer_inputs(tokens, x)
         for index, layer in enumerate(self.model.layers):
             if tap is not None:
                 tap(index, x)
-            x = layer(x, self._kept_at[index], run)
+            x = layer(x, self._kept_at[index], run, None if inputs is None else inputs[index])
         if tap is not None:
             tap(len(self.model.layers), x)
         cache.advance(tokens.shape[-1])

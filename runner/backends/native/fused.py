@@ -18,6 +18,7 @@ from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer, T
 from runner.backends.native.capture import Interior
 from runner.backends.native.fused_beside import FusedBeside
 from runner.backends.native.fused_delta import FusedDeltaNet
+from runner.backends.native.fused_inputs import FusedInputs, FusedLayerInput
 from runner.backends.native.fused_moe import FusedMoE
 from runner.backends.native.matrices import MatrixReader, Product
 from runner.backends.native.moe import LayerWithExperts, MoE
@@ -57,13 +58,17 @@ from runner.model_config import ModelConfig, RopeName
 
 @dataclass(frozen=True, kw_only=True)
 class FusedPass:
-    """What the layers of one pass share. caches: of each layer that keeps keys and values; slots: of each that keeps
-    states. start: the position of the first row, int32 [1] on the device; first: the same as a number, None where a
-    graph records the pass for every position. count: how many rows are none that fill the pass up, int32 [1] on the
-    device; None: all. checkpoint: see blocks.Pass."""
+    """What the layers of one pass share.
+
+    caches: of each layer that keeps keys and values; slots: of each that keeps states. inputs: of all layers side by
+    side [M, L * P], where layers have such. start: the position of the first row, int32 [1] on the device; first: the
+    same as a number, None where a graph records the pass for every position. count: how many rows are none that fill
+    the pass up, int32 [1] on the device; None: all. checkpoint: see blocks.Pass.
+    """
 
     caches: Sequence[LayerCache]
     slots: Sequence[DeltaSlots]
+    inputs: Tensor | None
     start: Tensor
     first: int | None
     count: Tensor | None
@@ -78,7 +83,7 @@ class FusedAttention:
         self.module = module
         self.dtype = reader.dtype
         names = ["qkv_proj"] if module.is_joined else ["q_proj", "k_proj", "v_proj"]
-        names = names[:2] if module.shares_projection else names
+        names = names[:1] if module.shares_cache else names[:2] if module.shares_projection else names
         self.qkv = read_gated(reader, name, module) if module.is_gated else read_product(reader, name, names)
         self.o = read_product(reader, name, ["o_proj"])
         self.q_gain = read_norm(reader, module, name, "q_norm" if module.q_norm is not None else None)
@@ -112,6 +117,7 @@ class FusedAttention:
             growth=None if module.growth is None else (module.growth.beta, module.growth.span),
             shares_keys=module.shares_projection,
             has_value_norm=module.has_value_norm,
+            reads_cache=module.shares_cache,
         )
         mixed: Tensor | Splits
         if is_few:
@@ -177,6 +183,7 @@ class FusedLayer:
         self.beside = FusedBeside(module, name, reader) if isinstance(module, LayerWithExperts) else None
         # It stays a factor of the stream, by which whoever ends the layer multiplies it. To divide the stream by the
         # product of all of them instead, and gains and eps with it, saves nothing and may leave the range of float32.
+        self.input = FusedLayerInput(module, index, name, reader) if module.has_input else None
         has_scalar = module.layer_scalar is not None
         self.scalar = float(reader.vector(f"{name}.layer_scalar")) if has_scalar else 1.0
 
@@ -197,7 +204,11 @@ class FusedLayer:
             return self.mlp.add_to(stream, self.before_mlp)
         gated = self.mlp.gated(stream, self.before_mlp)
         run.checkpoint()
-        return self._add_mlp(stream, gated, self.mlp.down, reader, self.scalar)
+        if self.input is None:
+            return self._add_mlp(stream, gated, self.mlp.down, reader, self.scalar)
+        assert run.inputs is not None
+        stream = self._add_mlp(stream, gated, self.mlp.down, self.input.reader, 1.0)
+        return self.input.add_to(stream, run.inputs, reader, self.scalar)
 
     def _add_mlp(self, stream: Stream, gated: Tensor, down: Product, reader: Reader | None, scale: float) -> Stream:
         """The stream with what comes of the MLP, and of the experts beside it where there are such; see add_branch."""
@@ -230,14 +241,16 @@ _FLOP_BEHIND_LAUNCHES, _FLOP_ELSEWHERE = 9e11, 5.5e11
 
 def _products_of(config: ModelConfig) -> tuple[int, int]:
     """How many weights a token is multiplied by in all layers, and how wide the mixtures of all their heads are."""
-    layers, experts = config.attention_layers, config.experts
-    width = config.intermediate_size if experts is None or experts.is_beside else 0
-    width += 0 if experts is None else experts.width_of_token
+    layers, experts, numbers = config.attention_layers, config.experts, range(config.num_layers)
+    has_mlps = experts is None or experts.is_beside
+    widths = sum(map(config.mlp_size, numbers)) if has_mlps else 0
+    widths += 0 if experts is None else config.num_layers * experts.width_of_token
     mixed = sum(config.num_heads * config.heads(layer).head_dim for layer in layers)
     mixers = mixed + sum(map(config.qkv_size, layers))
     if config.delta is not None:
         mixers += len(config.delta.layers) * (config.delta.channels + 2 * config.delta.values_size)
-    return config.hidden_size * (mixers + 3 * config.num_layers * width), mixed
+    inputs = 0 if config.layer_inputs is None else config.num_layers * config.layer_inputs.size
+    return config.hidden_size * (mixers + 3 * widths + 3 * inputs), mixed
 
 
 class FusedDecoder:
@@ -252,6 +265,8 @@ class FusedDecoder:
         self.device = reader.device
         self.embedding = laid_out(reader.matrix("model.embed_tokens.weight"))
         self.factor = decoder.model.embed_tokens.factor(reader.dtype)
+        has_inputs = config.layer_inputs is not None
+        self.inputs = FusedInputs(decoder.model, "model", reader) if has_inputs else None
         self.layers = [
             FusedLayer(layer, index, config.kept_at(index), f"model.layers.{index}", reader)
             for index, layer in enumerate(decoder.layers)
@@ -284,20 +299,22 @@ class FusedDecoder:
         blocks.Tap; it hears the stream itself, which is float32 and changes in place.
         """
         ropes = self.decoder.config.ropes
+        rotations = {
+            name: angles(start, len(tokens), frequencies, ropes[name].attention_factor)
+            for name, frequencies in self.decoder.frequencies(n_ctx, self.device).items()
+        }
+        h, squares = embed(tokens, self.embedding, self.factor, self.eps)
+        stream = Stream(h=h, eps=self.eps, squares=squares)
         run = FusedPass(
             caches=caches,
             slots=slots,
+            inputs=None if self.inputs is None else self.inputs(tokens, stream),
             start=start,
             first=first,
             count=count,
-            rotations={
-                name: angles(start, len(tokens), frequencies, ropes[name].attention_factor)
-                for name, frequencies in self.decoder.frequencies(n_ctx, self.device).items()
-            },
+            rotations=rotations,
             checkpoint=checkpoint,
         )
-        h, squares = embed(tokens, self.embedding, self.factor, self.eps)
-        stream = Stream(h=h, eps=self.eps, squares=squares)
         readers = [layer.reader for layer in self.layers[1:]] + [matrix_reader(self.head, self.norm)]
         for layer, reader in zip(self.layers, readers, strict=True):
             if tap is not None:

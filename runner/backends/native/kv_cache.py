@@ -77,7 +77,7 @@ class KvCache:
         """Of a whole model, which computes in `dtype`. kv_dtype: of keys and values, the same unless it is given."""
         delta = config.delta
         return cls(
-            layers=[config.heads(layer) for layer in config.attention_layers],
+            layers=[config.heads(layer) for layer in config.caching_layers],
             n_ctx=n_ctx,
             dtype=dtype if kv_dtype is None else kv_dtype,
             device=device,
@@ -123,11 +123,15 @@ class KvCache:
 
         `length` itself moves with `advance`, once every layer has been written.
         """
-        end = self.length + keys.shape[-2]
-        all_keys, all_values = self._parts["keys"][layer], self._parts["values"][layer]
-        all_keys[..., self.length : end, :] = keys
-        all_values[..., self.length : end, :] = values
-        return all_keys[..., :end, :], all_values[..., :end, :]
+        all_keys, all_values = self.kept(layer, keys.shape[-2])
+        all_keys[..., self.length :, :] = keys
+        all_values[..., self.length :, :] = values
+        return all_keys, all_values
+
+    def kept(self, layer: int, n_tokens: int) -> tuple[Tensor, Tensor]:
+        """What `put` of n_tokens positions gave for this layer in the pass that goes on."""
+        end = self.length + n_tokens
+        return self._parts["keys"][layer][..., :end, :], self._parts["values"][layer][..., :end, :]
 
     def state(self, layer: int) -> DeltaState | None:
         """The state of a delta net after `length` positions; None after none. layer: its number among these."""

@@ -133,12 +133,14 @@ def prefill_chunk(config: ModelConfig, placement: Placement, options: LoadOption
         return options.chunk(is_native_gpu=True)
     channels = 0 if config.delta is None else config.delta.channels
     queries = max(map(config.queries_size, config.attention_layers), default=0)
-    largest = config.hidden_size * max(config.intermediate_size, queries, channels)
+    inputs = 0 if config.layer_inputs is None else config.num_layers * config.layer_inputs.size
+    widest = max(map(config.mlp_size, range(config.num_layers)))
+    largest = config.hidden_size * max(widest, queries, channels, inputs)
     return max(1, min(options.chunk(), int(_FLOP_BETWEEN_CHECKS / (2 * largest))))
 
 
 def needs(config: ModelConfig, weights: Weights, placement: Placement, n_ctx: int) -> Needs:
-    layers = [config.heads(layer) for layer in config.attention_layers]
+    layers = [config.heads(layer) for layer in config.caching_layers]
     return Needs(
         weights_bytes=_weights_bytes(weights, placement),
         kv_bytes_per_token=bytes_of_token(layers, placement.kv_dtype),

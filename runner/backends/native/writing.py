@@ -65,7 +65,7 @@ def batch_size(config: ModelConfig, length: int, device: torch.device) -> int:
     """
     if device.type == "cpu":
         return 64
-    per_sequence = length * bytes_of_token([config.heads(layer) for layer in config.attention_layers], torch.bfloat16)
+    per_sequence = length * bytes_of_token([config.heads(layer) for layer in config.caching_layers], torch.bfloat16)
     per_sequence += state_bytes(config.delta, torch.bfloat16, n_slots=1)
     return max(1, min(256, int(torch.cuda.mem_get_info(device)[1] / 10 / per_sequence)))
 

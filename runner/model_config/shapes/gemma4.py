@@ -43,13 +43,15 @@ def gemma4_shape(_model_type: str, config: Mapping[str, Any]) -> Shape:
     ]
     vocab, inferred = read.vocab_size()
     rest = vocab * hidden * (1 if read.is_on("tie_word_embeddings", True) else 2) + hidden
-    if own := read.whole("hidden_size_per_layer_input"):
-        rest += read.whole("vocab_size_per_layer_input") * n_layers * own + hidden * n_layers * own + own
+    own = read.whole("hidden_size_per_layer_input")
+    table = read.whole("vocab_size_per_layer_input") * n_layers * own  # a token reads one row of it
+    if own:
+        rest += table + hidden * n_layers * own + own
     weights, active = totals(layers, rest)
     return Shape(
         architecture="gemma4",
         num_parameters=weights,
-        num_active_parameters=active,
+        num_active_parameters=active - table,
         context_length=read.whole("max_position_embeddings"),
         hidden_size=hidden,
         vocab_size=vocab,

@@ -11,6 +11,7 @@ from runner.quant.tensor_rules import (
     TensorRule,
     attention_bias,
     attention_output_bias,
+    has_layer_inputs,
     has_layer_scalars,
     has_sinks,
     mlp_bias,
@@ -163,6 +164,45 @@ LAYER_SCALARS: Final = (
         target=_BLOCK + "layer_output_scale.weight",
         shape=("number",),
         when=has_layer_scalars,
+    ),
+)
+
+LAYER_INPUTS: Final = (
+    TensorRule(
+        source="model.embed_tokens_per_layer.weight",
+        target="per_layer_token_embd.weight",
+        shape=("layer_vocab", "layer_inputs"),
+        when=has_layer_inputs,
+    ),
+    TensorRule(
+        source="model.per_layer_model_projection.weight",
+        target="per_layer_model_proj.weight",
+        shape=("layer_inputs", "hidden"),
+        when=has_layer_inputs,
+    ),
+    TensorRule(
+        source="model.per_layer_projection_norm.weight",
+        target="per_layer_proj_norm.weight",
+        shape=("layer_input",),
+        when=has_layer_inputs,
+    ),
+    TensorRule(
+        source=_LAYER + "per_layer_input_gate.weight",
+        target=_BLOCK + "inp_gate.weight",
+        shape=("layer_input", "hidden"),
+        when=has_layer_inputs,
+    ),
+    TensorRule(
+        source=_LAYER + "per_layer_projection.weight",
+        target=_BLOCK + "proj.weight",
+        shape=("hidden", "layer_input"),
+        when=has_layer_inputs,
+    ),
+    TensorRule(
+        source=_LAYER + "post_per_layer_input_norm.weight",
+        target=_BLOCK + "post_norm.weight",
+        shape=("hidden",),
+        when=has_layer_inputs,
     ),
 )
 

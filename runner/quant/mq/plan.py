@@ -22,11 +22,11 @@ from runner.quant.mq.basis import config_changes, stored_rotation
 from runner.quant.mq.formats import TENSOR_FORMATS
 from runner.quant.mq.manifest import PLAIN_FORMATS, Rotation
 from runner.quant.mq.mq4_hipfire import BLOCK_WEIGHTS, HIPFIRE_NAME, MQ4_HIPFIRE
-from runner.quant.mq.recipe import KEEP, Recipe, Rule
+from runner.quant.mq.recipe import KEEP, LAYER_INPUTS, Recipe, Rule
 from runner.quant.mq.rotation import LARGEST, rotation_size
 from runner.quant.mq.tensor_format import Part
 from runner.quant.tensor_rules import Architecture, TensorRule, tensors_of
-from runner.quant.weights import EMBEDDINGS, OUTPUT, Weights, check_count
+from runner.quant.weights import EMBEDDINGS, LAYER_EMBEDDINGS, OUTPUT, Weights, check_count
 
 PLAIN_TYPES: Final[Mapping[str, torch.dtype]] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _KEPT_AS: Final[Mapping[str, str]] = {"F64": "f32", "F32": "f32", "F16": "f16", "BF16": "bf16"}
@@ -98,8 +98,9 @@ class PackedPlan:
 
     @property
     def body(self) -> tuple[TensorPlan, ...]:
-        """The matrices inside the layers."""
-        return tuple(one for one in self.tensors if len(one.shape) == 2 and one.name not in (EMBEDDINGS, OUTPUT))
+        """The matrices inside the layers, and what makes their inputs of the embedding."""
+        ends = (EMBEDDINGS, LAYER_EMBEDDINGS, OUTPUT)
+        return tuple(one for one in self.tensors if len(one.shape) == 2 and one.name not in ends)
 
     @property
     def num_body_weights(self) -> int:
@@ -167,7 +168,7 @@ def _check_formats(recipe: Recipe) -> None:
 
 def _is_idle(rule: Rule, names: tuple[str, ...]) -> bool:
     """Whether a rule that somebody wrote for this model matches nothing: probably a misspelt name."""
-    is_of_all_recipes = rule.tensors in (OUTPUT, EMBEDDINGS, "*") or rule.format == KEEP
+    is_of_all_recipes = rule.tensors in (OUTPUT, EMBEDDINGS, LAYER_INPUTS, "*") or rule.format == KEEP
     return not is_of_all_recipes and not any(rule.matches(name) for name in names)
 
 
@@ -210,6 +211,7 @@ def _rules(config: ModelConfig) -> tuple[TensorRule, ...]:
         *blocks.DELTA_NET,
         *blocks.LAYER_SCALARS,
         *(blocks.JOINED_MLP if config.is_joined else (*blocks.GATED_MLP, *blocks.MLP_BIASES)),
+        *blocks.LAYER_INPUTS,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from runner.errors import UsageError, nearest_hint
 
 KEEP: Final = "keep"  # instead of a format: as in the source
+LAYER_INPUTS: Final = "*per_layer*"  # what Gemma 4's small models have beside the stream
 _MAX_FILE_BYTES: Final = 2**20
 _MAX_PATTERN: Final = 512  # as long as the names of tensors: a manifest takes no text without end
 _FILE_HINT: Final = 'Write rules = [{tensors = "model.layers.*.mlp.down_proj.weight", format = "mq6"}, ...].'
@@ -59,6 +60,8 @@ def recipe(name: str, linear: str, *, embedding: str, output: str) -> Recipe:
             # A row a head: how fast a state fades, how far it is corrected. Small, and all later tokens see it.
             Rule(tensors="*.linear_attn.in_proj_a.weight", format=KEEP),
             Rule(tensors="*.linear_attn.in_proj_b.weight", format=KEEP),
+            # Inputs by layer: their table is an embedding, and their matrices are a hundredth of the others.
+            Rule(tensors=LAYER_INPUTS, format=embedding),
             Rule(tensors="*", format=linear),
         ),
     )

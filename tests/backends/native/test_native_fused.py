@@ -116,6 +116,20 @@ def test_every_architecture_is_what_its_modules_compute(tmp_path: Path, name: st
     assert kernels.cache.length == len(PROMPT) + 3
 
 
+SMALL_GEMMA4 = "gemma4-inputs-by-layer-and-shared-caches"
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+def test_inputs_by_layer_and_shared_caches_are_what_modules_compute(tmp_path: Path, kv_dtype: torch.dtype) -> None:
+    layers = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    config, weights = made(tmp_path, SMALL_GEMMA4, **layers, vocab_size_per_layer_input=61)
+    reference, kernels = plain(config, weights), fused(config, weights, kv_dtype)
+    assert kernels.cache.num_layers == 2
+    for tokens in (PROMPT, [9, 12], [33]):
+        wanted = reference.extend(tokens, "all", go_on)
+        assert difference(kernels.extend(tokens, "all", go_on), wanted) < (2e-5 if kv_dtype.is_floating_point else 0.1)
+
+
 @pytest.mark.parametrize("recipe", ["mq4", "mq4-uniform"])
 def test_packed_weights_stay_packed_and_give_what_their_values_do(
     tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
@@ -177,16 +191,27 @@ def test_weights_in_fragments_give_what_they_give_in_planes(
     assert 1e-4 < difference(in_fragments.extend(PROMPT[:2], "all", go_on), wanted) < 0.05
 
 
+# Of the small models a layer of each kind, and one that sees what the first keeps; and inputs of 64 elements.
+_OF_SMALL: dict[str, Any] = {
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "num_hidden_layers": 3,
+    "num_kv_shared_layers": 1,
+    "hidden_size_per_layer_input": 64,
+    "vocab_size_per_layer_input": 61,
+}
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", ["gemma4", "gemma4-moe"])
+@pytest.mark.parametrize(
+    ("name", "more"), [("gemma4", {}), ("gemma4-moe", {"moe_intermediate_size": 64}), (SMALL_GEMMA4, _OF_SMALL)]
+)
 def test_packed_layers_with_heads_of_their_own_give_a_row_the_same_bits_in_every_batch(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gemma 4: a layer that slides and one that does not, whose values are keys; both streams are handed on."""
     source, packed = tmp_path / "source", tmp_path / "packed"
     sizes = {"hidden_size": 256, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {"moe_intermediate_size": 64} if name == "gemma4-moe" else {}
-    made(source, name, **sizes, head_dim=32, global_head_dim=64)
+    made(source, name, **sizes, head_dim=32, global_head_dim=64, **more)
     quantize_packed(source, recipe_of("mq4"), packed, device=torch.device("cpu"), on_stage=lambda *_: None)
     config, weights = read_config(packed), PackedWeights(packed)
     assert {heads.head_dim for heads in map(config.heads, range(2))} == {32, 64}

@@ -76,6 +76,18 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> ReadyModel:
     return as_mq4(save(model, directory / "source"), directory)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> ReadyModel:
+    """A model as large whose layers have inputs, two of which see what others keep, as MQ4: noise."""
+    directory = tmp_path_factory.mktemp("shared")
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 8192, "max_position_embeddings": 2048}
+    layers = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 40}
+    inputs = {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 8192}
+    model = make("gemma4-inputs-by-layer-and-shared-caches", **heads, **sizes, **layers, **inputs)
+    return as_mq4(save(model, directory / "source"), directory)
+
+
 def as_mq4(source: Path, parent: Path) -> ReadyModel:
     directory = parent / "mq4"
     quantize_packed(source, recipe_of("mq4"), directory, on_stage=lambda *_: None)
@@ -163,7 +175,19 @@ class TestNativeExpertsBesideOnAGpu(ConformanceOnAGpu):
         backend.close()
 
 
-@pytest.fixture(params=["demo", "packed", "delta", "wide", "beside"])
+class TestNativeSharedOnAGpu(ConformanceOnAGpu):
+    """Inputs by layer, and layers that see what others keep. Noise, as above."""
+
+    rounding = 1.0
+
+    @pytest.fixture
+    def backend(self, shared: ReadyModel) -> Iterator[Backend]:
+        backend = opened(shared)
+        yield backend
+        backend.close()
+
+
+@pytest.fixture(params=["demo", "packed", "delta", "wide", "beside", "shared"])
 def model(request: pytest.FixtureRequest) -> ReadyModel:
     found: ReadyModel = request.getfixturevalue(request.param)
     return found

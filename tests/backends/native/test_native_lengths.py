@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -28,11 +29,15 @@ pytestmark = pytest.mark.gpu
 N_CTX = 4096
 SHAPES = (
     "llama-3.1-8b", "qwen3-0.6b", "qwen3-14b", "qwen2.5-7b", "qwen2.5-0.5b", "gemma-3-1b", "gemma-3-4b",
-    "gemma-4-31b", "gemma-4-26b-a4b", "phi-3-mini", "olmo-2-1b", "qwen3-30b-a3b", "smollm3-3b", "granite-3.3-2b",
-    "qwen3.5-4b", "qwen3.5-35b-a3b", "gpt-oss-20b",
+    "gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e2b", "gemma-4-e4b", "phi-3-mini", "olmo-2-1b", "qwen3-30b-a3b",
+    "smollm3-3b", "granite-3.3-2b", "qwen3.5-4b", "qwen3.5-35b-a3b", "gpt-oss-20b",
 )  # fmt: skip
-# So that one of two is not rotated, and one has a delta net.
-OF_TWO_LAYERS: dict[str, dict[str, int]] = {
+# So that one of two is not rotated, and one has a delta net; and two layers more, which see what the first two keep.
+SHARED: dict[str, Any] = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1024}
+SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
+OF_TWO_LAYERS: dict[str, dict[str, Any]] = {
+    "gemma-4-e2b": SHARED,
+    "gemma-4-e4b": SHARED,
     "smollm3-3b": {"no_rope_layer_interval": 2},
     "qwen3.5-4b": {"full_attention_interval": 2},
     "qwen3.5-35b-a3b": {"full_attention_interval": 2},

@@ -105,6 +105,22 @@ def test_a_packed_model_of_it_is_its_text_model(name: str, tmp_path: Path) -> No
     assert np.square(found - expected).mean() < 0.01 * np.square(expected).mean()
 
 
+def test_what_would_make_keys_of_layers_that_see_those_of_others_is_passed_over(tmp_path: Path) -> None:
+    """As google/gemma-4-E2B-it is published; of layers that keep keys it must be there."""
+    directory = save(make_whole("gemma4-small"), tmp_path)
+    wanted = [entry.values for entry in load(ready(directory)).score(IDS)]
+    path = directory / "model.safetensors"
+    layer, tensors = "model.language_model.layers.2.self_attn.", load_file(path)
+    names = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    assert not any(f"{layer}{name}" in tensors for name in names)
+    save_file({**tensors, **{f"{layer}{name}": torch.ones(32) for name in names}}, path, {"format": "pt"})
+    assert np.array_equal([entry.values for entry in load(ready(directory)).score(IDS)], wanted)
+    del tensors[f"{layer.replace('2', '1')}k_norm.weight"]
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(BadModelFile, match=r"lacks 'model\.layers\.1\.self_attn\.k_norm\.weight'"):
+        load(ready(directory))
+
+
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_qwen3_5_is_read_as_its_text_model(name: str, is_tied: bool, tmp_path: Path) -> None:

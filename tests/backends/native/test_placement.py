@@ -41,7 +41,7 @@ def test_all_is_needed_that_the_whole_context_takes() -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("name", ["qwen3-5", "gemma4"])
+@pytest.mark.parametrize("name", ["qwen3-5", "gemma4", "gemma4-inputs-by-layer-and-shared-caches"])
 def test_what_is_needed_is_what_weights_and_cache_take(name: str, kv_dtype: torch.dtype, tmp_path: Path) -> None:
     model = make(name)
     directory = save(model, tmp_path)

@@ -59,6 +59,19 @@ _GEMMA4_MOE = {
     "top_k_experts": 3,
     "moe_intermediate_size": 20,
 }
+_S, _F = "sliding_attention", "full_attention"
+_GEMMA4_SMALL = _GEMMA4 | {
+    "head_dim": 8,  # scores are not divided by its root, and so many layers of large ones make much of the last bits
+    "global_head_dim": 12,
+    "num_hidden_layers": 6,
+    "layer_types": [_F, _S, _F, _S, _S, _F],
+    "num_kv_shared_layers": 2,
+    "rms_norm_eps": 0.01,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB,
+}
 _QWEN3_5 = {
     "head_dim": 24,
     "linear_num_key_heads": 2,
@@ -191,6 +204,21 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
             "layer_types": ["full_attention"] * 3,
             "top_k_experts": 1,
+        },
+    ),
+    "gemma4-inputs-by-layer-and-shared-caches": ("gemma4_text", _GEMMA4_SMALL),
+    "gemma4-inputs-by-layer-alone": (
+        "gemma4_text",
+        {**_GEMMA4, "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": VOCAB + 5},
+    ),
+    "gemma4-shared-caches-biases-untied-values-of-keys": (
+        "gemma4_text",
+        {
+            **_GEMMA4_SMALL,
+            "use_double_wide_mlp": False,
+            "attention_k_eq_v": True,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
         },
     ),
     "phi3": ("phi3", {"pad_token_id": 0}),

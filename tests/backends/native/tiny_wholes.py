@@ -21,7 +21,10 @@ from transformers import (
 
 from tests.backends.native.tiny_models import VOCAB
 
-WHOLES = ("gemma3", "gemma4", "gemma4-moe", "mistral3-mistral", "mistral3-ministral3", "mistral3-ministral3-tied")
+WHOLES = (
+    "gemma3", "gemma4", "gemma4-moe", "gemma4-small", "mistral3-mistral", "mistral3-ministral3",
+    "mistral3-ministral3-tied",
+)  # fmt: skip
 TEXT = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -49,6 +52,16 @@ GEMMA4 = {
     "use_bidirectional_attention": "vision",
 }
 GEMMA4_MOE = {"enable_moe_block": True, "num_experts": 7, "top_k_experts": 3, "moe_intermediate_size": 32}
+GEMMA4_SMALL = GEMMA4 | {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB,
+    "use_bidirectional_attention": None,
+}
 GEMMA4_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 GEMMA4_VISION |= {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}
 MISTRAL = {"model_type": "mistral", "sliding_window": None, "rope_theta": 99.0}
@@ -104,8 +117,9 @@ def _whole(name: str, more: dict[str, Any]) -> PreTrainedModel:
         own = {"mm_tokens_per_image": 4, "eos_token_id": [258, 256]}
         return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=VISION, **own))
     if name.startswith("gemma4"):
-        text = TEXT | GEMMA4 | (GEMMA4_MOE if name == "gemma4-moe" else {}) | more
-        audio = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 16}
+        of_text = {"gemma4-moe": GEMMA4 | GEMMA4_MOE, "gemma4-small": GEMMA4_SMALL}.get(name, GEMMA4)
+        text, audio = TEXT | of_text | more, {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        audio |= {"output_proj_dims": 16}
         own = {"text_config": text, "vision_config": GEMMA4_VISION, "audio_config": audio, "eos_token_id": [258, 256]}
         return Gemma4ForConditionalGeneration(Gemma4Config(**own))
     if name.startswith("qwen3_5"):

@@ -65,6 +65,7 @@ def replaced(source: Path, directory: Path, **tensors: torch.Tensor) -> Path:
         "phi3",
         "gemma3",
         "gemma4",
+        "gemma4-inputs-by-layer-and-shared-caches",
         "olmo2",
         "smollm3",
         "granite",

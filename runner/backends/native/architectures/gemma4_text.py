@@ -1,5 +1,8 @@
-"""Gemma 4's text models: layers that see everything have wider heads, whose values are made of what keys are; and some
-models have a mixture of experts beside the MLP of each layer."""
+"""Gemma 4's text models: layers that see everything have wider heads, whose values may be made of what keys are.
+
+The last layers of the small models have no keys and values, and all of theirs an input beside the stream; another one
+has a mixture of experts beside the MLP of each layer.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ def _layer(config: ModelConfig, index: int) -> Layer:
         rope=config.rope(index),
         heads=config.heads(index),
         has_value_norm=config.has_value_norm,
+        shares_cache=config.shares_cache(index),
     )
+    mlp = GatedMlp(config, activation=config.activation, width=config.mlp_size(index))
     of_layer = Layer if config.experts is None else LayerWithExperts
-    return of_layer(config, attention=attention, mlp=GatedMlp(config, activation=config.activation))
+    return of_layer(config, attention=attention, mlp=mlp)

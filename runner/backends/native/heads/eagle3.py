@@ -77,7 +77,7 @@ class Eagle3Head(nn.Module):
         layer = config.layer
         joined = config.num_captured * config.target_hidden_size
         self.config = config
-        self.embed_tokens = Embedding(layer) if has_embeddings else None
+        self.embed_tokens = Embedding.of(layer) if has_embeddings else None
         norms = [RmsNorm(config.target_hidden_size, layer.rms_norm_eps) for _ in range(config.num_captured)]
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.input_norm = RmsNorm(joined, layer.rms_norm_eps) if config.norm_before_fc else None
