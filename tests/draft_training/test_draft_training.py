@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,20 +25,38 @@ from runner.draft_training.checkpoint import CHECKPOINT_NAME
 from runner.draft_training.corpus import CORPUS_NAME, Text, Writer
 from runner.draft_training.job import Stage
 from runner.draft_training.make import train_draft
-from runner.draft_training.measure import acceptance, conditions
+from runner.draft_training.measure import Measured, acceptance, conditions
 from runner.draft_training.prompts import split
-from runner.draft_training.report import Report, read_report
+from runner.draft_training.report import Report, TextFacts, read_report, report_json
 from runner.draft_training.settings import VARIANTS, TrainingSettings, training_settings
 from runner.draft_training.states import observe
 from runner.draft_training.train import commonest, new_head, rate_at
 from runner.errors import BadModelFile, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.model_config import HeadSizes
 from runner.types import CancelToken, Message
+from runner.wire import to_plain
 from tests.backends.native.tiny_models import make, ready, save
 from tests.draft_training.draft_models import SETTINGS, job, opened, prompts, tiny_target, trained
 
 LESS = replace(SETTINGS, n_tokens=300, steps=4, depth=2, length=32)
 CPU = torch.device("cpu")
+MEASURED = Measured(condition="as trained", texts=1, tokens=9, context=4.0, accepted=(0.5, 0.2), acceptance_length=1.7)
+REPORT = Report(
+    target="tiny",
+    fingerprint="0",
+    settings=LESS,
+    text=TextFacts(prompts="numbers", answers=1, tokens=9, coverage=0.9),
+    steps=4,
+    best_step=2,
+    ended="all steps",
+    curve=(),
+    measured=(MEASURED,),
+    num_parameters=10,
+    size_bytes=20,
+    device="CPU",
+    write_s=0.1,
+    training_s=0.2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -446,6 +465,23 @@ def test_a_report_of_another_kind_is_no_report(tmp_path: Path) -> None:
         (tmp_path / "training.json").write_text(text)
         with pytest.raises(BadModelFile):
             read_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"measured": [replace(MEASURED, accepted=(0.5,))]},  # the table has a column for each depth
+        {"settings": replace(LESS, depth=3)},
+        {"settings": "none"},
+    ],
+)
+def test_a_report_that_was_changed_is_told_as_one_that_cannot_be_read(tmp_path: Path, damage: dict[str, Any]) -> None:
+    plain = report_json(REPORT)
+    (tmp_path / "training.json").write_text(json.dumps(plain))
+    assert read_report(tmp_path) == REPORT
+    (tmp_path / "training.json").write_text(json.dumps(plain | {key: to_plain(one) for key, one in damage.items()}))
+    with pytest.raises(BadModelFile, match="cannot be read"):
+        read_report(tmp_path)
 
 
 @pytest.mark.parametrize(
