@@ -329,12 +329,20 @@ def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, directory: Path)
     long = split("long", [f"say {number} " + "word " * LESS.length * (number % 4 > 0) for number in range(80)])
     report = trained(job(directory, tmp_path / "out", settings=LESS, prompts=long))
     assert report.text.answers
-    with pytest.raises(UsageError, match="No prompt leaves room for an answer in 32 tokens"):
-        never = split("never", ["word " * LESS.length] * 20)
-        trained(job(directory, tmp_path / "never", settings=LESS, prompts=never))
-    with pytest.raises(UsageError, match="No prompt leaves room"):
-        trained(job(directory, tmp_path / "few", settings=LESS, prompts=replace(long, watch=never.watch)))
-    assert not (tmp_path / "few.partial" / CORPUS_NAME).exists()  # it is told before hours of writing
+
+
+def test_prompts_none_of_which_can_be_asked_are_told_before_the_model_is_loaded(
+    tmp_path: Path, directory: Path
+) -> None:
+    never = split("never", ["word " * LESS.length] * 20)
+    stages: list[Stage] = []
+    for given in (never, replace(prompts(), watch=never.watch)):
+        with pytest.raises(UsageError, match="No prompt leaves room for an answer in 32 tokens"):
+            trained(job(directory, tmp_path / "out", settings=LESS, prompts=given), stages)
+    with pytest.raises(UsageError, match="takes none of the prompts"):
+        trained(job(directory, tmp_path / "out", settings=LESS, prompts=split("ends", ["<|end|>"] * 20)), stages)
+    assert not stages
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_text_that_was_torn_before_its_first_answers_is_none(
