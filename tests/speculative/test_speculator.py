@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, repeat
 
 import pytest
 from test_rounds import Scripted
 
 from runner.config import LONGEST_DRAFT, SamplingParams
 from runner.speculative.control import EagerController
-from runner.speculative.drafter import NO_DRAFT, Draft, Gate
+from runner.speculative.drafter import NO_DRAFT, Draft, Gate, sound
 from runner.speculative.record import Passed, Round, SpeculationRecord
 from runner.speculative.rounds import decode
 from runner.speculative.speculator import Speculator
@@ -145,6 +146,12 @@ def test_drafts_are_never_longer_than_the_room_or_the_most_allowed() -> None:
     assert len(speculator.draft([0], PARAMS, 100, V)) == 6
     assert len(speculator.draft([0], PARAMS, 2, V)) == 2
     assert len(speculator.draft([0], PARAMS, 0, V)) == 0
+
+
+def test_of_a_draft_without_an_end_no_more_is_read_than_can_be_verified() -> None:
+    endless = Draft(count(1), repeat(0))  # type: ignore[arg-type]
+    assert sound(endless, 4, 1, V) == Draft((1, 2, 3, 4), (0,) * 4)
+    assert sound(Draft(tuple(range(50)), (0,) * 2), 4, 1, V) == Draft((0, 1), (0, 0))
 
 
 class Reading:
