@@ -9,6 +9,7 @@ import pytest
 from test_rounds import Scripted
 
 from runner.config import LONGEST_DRAFT, SamplingParams
+from runner.errors import DoesNotFit
 from runner.speculative.control import EagerController
 from runner.speculative.drafter import NO_DRAFT, Draft, Gate, sound
 from runner.speculative.record import Passed, Round, SpeculationRecord
@@ -198,6 +199,25 @@ def test_a_drafter_is_timed_at_load_and_reads_the_prompt_when_an_answer_begins()
     assert speculator.record.drafter_bytes == 77
     speculator.close()
     assert drafter.is_closed
+
+
+def test_a_drafter_that_fails_where_it_is_timed_is_none_for_an_answer_and_no_fault_of_the_load() -> None:
+    class Failing(Reading):
+        error: Exception = ZeroDivisionError("by zero")
+
+        def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+            del history, params, gate
+            raise self.error
+
+    drafter = Failing()
+    speculator = Speculator(drafter, 15, clock=drafter.clock)
+    speculator.calibrate(STEP_S.__getitem__)
+    speculator.begin([4, 5, 6])
+    assert not speculator.draft([4, 5, 6], PARAMS, 15, V)
+    assert speculator.record.reason == "the drafter failed (ZeroDivisionError: by zero); `runner logs` has the details"
+    drafter.error = DoesNotFit("There is no room.")
+    with pytest.raises(DoesNotFit):  # what has a remedy is told to who loads
+        speculator.calibrate(STEP_S.__getitem__)
 
 
 def test_what_a_drafter_reads_at_load_and_of_a_prompt_cannot_be_changed_and_its_slices_are_lists() -> None:
