@@ -30,10 +30,11 @@ def read_prompts(path: Path) -> Iterator[FilePrompt]:
     for file in files:
         try:
             data = file.read_bytes()
-            text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
+            text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig")
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             raise ValueError(f"{file} cannot be read: {error}") from error
-        for number, line in enumerate(text.splitlines(), 1):
+        # Not splitlines: strings of JSON may have U+2028 and the like in them.
+        for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 yield _prompt(line, file, number)
 
@@ -49,6 +50,6 @@ def _prompt(line: str, file: Path, number: int) -> FilePrompt:
     turns = plain.get("turns")
     first = turns[0] if isinstance(turns, list) and turns else None
     text = plain["prompt"] if "prompt" in plain else plain.get("question") or first
-    if not isinstance(text, str):
+    if not isinstance(text, str) or not text:
         raise ValueError(f"{file}, line {number}: no prompt, question or turns that is text")
     return FilePrompt(category=category, text=text, continues="prompt" in plain)

@@ -216,15 +216,20 @@ def prompts(asked: argparse.Namespace, report: Report) -> int:
         backend = engine.backend
         drafting = eager(engine.drafting) if asked.eager else engine.drafting
         meter = PairMeter(backend, drafting)
-        rows = Rows(report, "category", "temperature", "drafter")
+        rows, n_pairs = Rows(report, "category", "temperature", "drafter"), 0
         for temperature in asked.temp:
             for category, members in by_category.items():
                 found = Found()
                 pairs = list(_pairs_of(members[: asked.limit], backend, meter, temperature, asked.tokens))
+                n_pairs += len(pairs)
+                if not pairs:  # all were left out
+                    continue
                 found.add(pairs)
                 about = {"kind": "prompts", "model": asked.model, "backend": backend.info.backend}
                 drafter = f"{asked.spec[0]}{', eager' if asked.eager else ''}"
                 rows.add(found.row(**about, drafter=drafter, category=category, temperature=temperature))
+    if not n_pairs:
+        sys.exit("speculation.py: error: there is no prompt that fits the context: nothing was compared")
     return rows.n_different
 
 

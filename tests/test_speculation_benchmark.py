@@ -79,7 +79,15 @@ def test_prompts_are_read_as_public_sets_have_them(tmp_path: Path) -> None:
         FilePrompt(category="math", text="1 + 1", continues=False),
         FilePrompt(category="b", text="def f():", continues=True),
     ]
-    for text in ('{"answer": 5}\n', '{"prompt": 5}\n', '{"turns": 5}\n', '{"turns": []}\n', "{\n", "[1]\n"):
+    for text in (
+        '{"answer": 5}\n',
+        '{"prompt": 5}\n',
+        '{"prompt": ""}\n',
+        '{"turns": 5}\n',
+        '{"turns": []}\n',
+        "{\n",
+        "[1]\n",
+    ):
         (tmp_path / "c.jsonl").write_text(text)
         with pytest.raises(ValueError, match=r"c\.jsonl, line 1: no "):
             list(read_prompts(tmp_path))
@@ -88,6 +96,13 @@ def test_prompts_are_read_as_public_sets_have_them(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(ValueError, match="cannot be read"):
             list(read_prompts(path))
+
+
+def test_lines_of_prompts_end_where_json_says(tmp_path: Path) -> None:
+    text = "one\u2028two\u0085three\x0bfour"
+    lines = "".join(json.dumps({"question": text}, ensure_ascii=False) + end for end in ("\r\n", "\n"))
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.encode())
+    assert [prompt.text for prompt in read_prompts(tmp_path / "a.jsonl")] == [text, text]
 
 
 def pair(plain: tuple[int, ...], drafted: tuple[int, ...]) -> Pair:
@@ -120,10 +135,12 @@ def test_repetitions_by_the_processors_time_are_a_gain_of_their_own() -> None:
 def test_the_program_compares_both_ways_on_a_file_and_the_page_shows_it(tmp_path: Path) -> None:
     prompts, out = tmp_path / "few.jsonl", tmp_path / "rows.jsonl"
     novel = "It was a bright cold day in April, and the old man sat at the window. "
-    prompts.write_text("\n".join(map(json.dumps, ({"question": "Tell me a story about a dog."}, {"prompt": novel}))))
+    lines = ({"question": "word " * 4000, "category": "long"}, {"question": "Tell me a story."}, {"prompt": novel})
+    prompts.write_text("\n".join(map(json.dumps, lines)))
     asked = ["prompts", str(prompts), "--eager", "--tokens", "80", "-t", "1", "--json", str(out), "--commit", "abc"]
     done = subprocess.run([sys.executable, str(PROGRAM), *asked], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr
+    assert "left out: The message has" in done.stderr
     greedy, sampled = rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert (greedy["temperature"], sampled["temperature"]) == (0.0, 0.7)
     assert [row["n_different"] for row in rows] == [0, 0]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -66,9 +66,9 @@ def train_draft(
 ) -> Report:
     """Make the head in job.output.
 
-    Raises UsageError when it is there without `force`, or when a stopped run left a text there that is not this one's;
-    DoesNotFit for memory or disk, BusyError when another process is making it, RunnerError when cancelled. After a
-    cancel, a KeyboardInterrupt or a kill the same call goes on.
+    Raises UsageError when it is there without `force`, when none of the prompts can be asked, or when a stopped run
+    left a text there that is not this one's; DoesNotFit for memory or disk, BusyError when another process is making
+    it, RunnerError when cancelled. After a cancel, a KeyboardInterrupt or a kill the same call goes on.
     """
     work = WorkDirectory(job.output, DRAFT_PARTS)
     if work.is_file:
@@ -78,13 +78,14 @@ def train_draft(
     with torch.device("meta"):
         head_size = sum(parameter.numel() for parameter in Eagle3Head(config).parameters())
     made_from = text_of(job)
+    asked = _Asked(train=_asked(job, job.prompts.train), watch=_asked(job, job.prompts.watch))
     with work.opened(resumes=True), _memory_errors(job.device):
         # The head, its best form and two moments in four bytes, twice while a checkpoint is replaced; and the result.
         work.require_room(34 * head_size + _BYTES_PER_TOKEN * job.settings.n_tokens, there_bytes=_held_bytes(work.path))
         if not (work.path / REPORT_NAME).is_file():
             (work.path / REPORT_NAME).write_text("{}\n")  # says whose files these are
         _take_up_text(job, work.path, made_from)
-        report = _Making(job, work.path, made_from, on_stage, on_note, cancel).run(20 * head_size)
+        report = _Making(job, work.path, made_from, asked, on_stage, on_note, cancel).run(20 * head_size)
         work.write_manifest(files_json({name: record_of(work.path / name) for name in _FINISHED}))
         work.place()
     return report
@@ -103,6 +104,25 @@ def _take_up_text(job: Job, path: Path, made_from: Mapping[str, Any]) -> None:
         shutil.copyfile(copied, own)
 
 
+class _Asked(NamedTuple):
+    """What the target is asked, as ids: of the texts to train on, and of those to watch by."""
+
+    train: Sequence[Sequence[int]]
+    watch: Sequence[Sequence[int]]
+
+
+def _asked(job: Job, prompts: Sequence[str]) -> Sequence[Sequence[int]]:
+    """The ids of the prompts that leave room for an answer. Raises UsageError where none does."""
+    length = job.settings.length
+    asked = [ids for prompt in prompts if (ids := job.target.chats.ids([Message(role="user", content=prompt)]))]
+    if not asked:
+        raise UsageError("The model's chat template takes none of the prompts.", hint="Give others with --prompts.")
+    fitting = [ids for ids in asked if len(ids) < length]
+    if not fitting:
+        raise UsageError(f"No prompt leaves room for an answer in {length} tokens.", hint="Give shorter prompts.")
+    return fitting
+
+
 class _Making:
     """One run, in the directory where it is made."""
 
@@ -111,6 +131,7 @@ class _Making:
         job: Job,
         path: Path,
         made_from: Mapping[str, Any],
+        asked: _Asked,
         on_stage: Callable[[Stage], None],
         on_note: Callable[[str], None],
         cancel: CancelToken,
@@ -118,6 +139,7 @@ class _Making:
         self._job = job
         self._path = path
         self._made_from = made_from
+        self._asked = asked
         self._on_stage = on_stage
         self._on_note = on_note
         self._cancel = cancel
@@ -173,7 +195,7 @@ class _Making:
         """What is trained on, and what is watched."""
         job, settings = self._job, self._job.settings
         watch_tokens = max(1, round(settings.n_tokens * _WATCHED_SHARE))
-        asked, to_watch = self._asked(job.prompts.train), self._asked(job.prompts.watch)  # before any text is written
+        asked, to_watch = self._asked
         train = self._written(
             writer, CORPUS_NAME, self._made_from, asked, settings.n_tokens, "writing text", _WRITING_SHARE
         )
@@ -223,17 +245,6 @@ class _Making:
                 hint="Give other prompts with --prompts; a base model may need the beginning of a text.",
             )
         return found
-
-    def _asked(self, prompts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """The ids of the prompts that leave room for an answer. Raises UsageError where none does."""
-        job, length = self._job, self._job.settings.length
-        asked = [ids for prompt in prompts if (ids := job.target.chats.ids([Message(role="user", content=prompt)]))]
-        if not asked:
-            raise UsageError("The model's chat template takes none of the prompts.", hint="Give others with --prompts.")
-        fitting = [ids for ids in asked if len(ids) < length]
-        if not fitting:
-            raise UsageError(f"No prompt leaves room for an answer in {length} tokens.", hint="Give shorter prompts.")
-        return fitting
 
     def _has_steps_for(self, corpus: Corpus) -> bool:
         """Whether an earlier run has begun to train on just this text."""

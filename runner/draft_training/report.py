@@ -57,6 +57,10 @@ class Report:
     write_s: float
     training_s: float
 
+    def __post_init__(self) -> None:
+        if any(len(found.accepted) != self.settings.depth for found in self.measured):
+            raise ValueError(f"what was measured is of other depths than the {self.settings.depth} of the head")
+
 
 def report_json(report: Report) -> dict[str, Any]:
     plain = to_plain(report)
@@ -84,5 +88,5 @@ def read_report(directory: Path) -> Report:
         )
     try:
         return from_plain(Report, plain)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadModelFile(f"{path} cannot be read: {error}.", hint="Train the head again.") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import index
 from typing import Literal, Protocol
 
@@ -42,8 +43,8 @@ def sound(draft: Draft, most: int, n_buckets: int, vocab_size: int) -> Draft:
     """
     if draft is NO_DRAFT:
         return draft
-    tokens, buckets = tuple(map(index, draft.tokens)), tuple(map(index, draft.buckets))
-    n = min(len(tokens), len(buckets), most)
+    tokens, buckets = (tuple(map(index, islice(ids, most))) for ids in (draft.tokens, draft.buckets))
+    n = min(len(tokens), len(buckets))
     unknown = (i for i in range(n) if not (0 <= tokens[i] < vocab_size and 0 <= buckets[i] < n_buckets))
     n = next(unknown, n)
     return Draft(tokens[:n], buckets[:n])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from runner.config import LONGEST_DRAFT, SamplingParams
+from runner.errors import RunnerError
 from runner.speculative.control import Control, Most
 from runner.speculative.controller import Controller
 from runner.speculative.drafter import NO_DRAFT, Clock, Draft, Drafter, Gate, clock_for, sound
@@ -71,10 +72,16 @@ class Speculator:
             self._control.learn_guessing(n_tokens, elapsed)
 
     def _time_guess(self) -> tuple[int, float]:
-        """Tokens of a draft, and the seconds that it took."""
+        """Tokens of a draft, and the seconds that it took. Raises RunnerError as the drafter does: the load is told."""
         began = self._clock()
-        draft = self.drafter.propose(ReadOnly([0]), SamplingParams(temperature=0), Most(_TIMED_TOKENS))
-        return len(draft), self._clock() - began
+        try:
+            draft = self.drafter.propose(ReadOnly([0]), SamplingParams(temperature=0), Most(_TIMED_TOKENS))
+            return len(draft), self._clock() - began
+        except RunnerError:
+            raise
+        except Exception as error:
+            self._fail(error)
+            return 0, self._clock() - began
 
     def _rehearse(self) -> None:
         """Learn of steps that never were, and asked for nothing: the first times take many times as long."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,20 +25,38 @@ from runner.draft_training.checkpoint import CHECKPOINT_NAME
 from runner.draft_training.corpus import CORPUS_NAME, Text, Writer
 from runner.draft_training.job import Stage
 from runner.draft_training.make import train_draft
-from runner.draft_training.measure import acceptance, conditions
+from runner.draft_training.measure import Measured, acceptance, conditions
 from runner.draft_training.prompts import split
-from runner.draft_training.report import Report, read_report
+from runner.draft_training.report import Report, TextFacts, read_report, report_json
 from runner.draft_training.settings import VARIANTS, TrainingSettings, training_settings
 from runner.draft_training.states import observe
 from runner.draft_training.train import commonest, new_head, rate_at
 from runner.errors import BadModelFile, DoesNotFit, RunnerError, UnsupportedModel, UsageError
 from runner.model_config import HeadSizes
 from runner.types import CancelToken, Message
+from runner.wire import to_plain
 from tests.backends.native.tiny_models import make, ready, save
 from tests.draft_training.draft_models import SETTINGS, job, opened, prompts, tiny_target, trained
 
 LESS = replace(SETTINGS, n_tokens=300, steps=4, depth=2, length=32)
 CPU = torch.device("cpu")
+MEASURED = Measured(condition="as trained", texts=1, tokens=9, context=4.0, accepted=(0.5, 0.2), acceptance_length=1.7)
+REPORT = Report(
+    target="tiny",
+    fingerprint="0",
+    settings=LESS,
+    text=TextFacts(prompts="numbers", answers=1, tokens=9, coverage=0.9),
+    steps=4,
+    best_step=2,
+    ended="all steps",
+    curve=(),
+    measured=(MEASURED,),
+    num_parameters=10,
+    size_bytes=20,
+    device="CPU",
+    write_s=0.1,
+    training_s=0.2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -310,12 +329,20 @@ def test_prompts_that_are_too_long_are_left_out(tmp_path: Path, directory: Path)
     long = split("long", [f"say {number} " + "word " * LESS.length * (number % 4 > 0) for number in range(80)])
     report = trained(job(directory, tmp_path / "out", settings=LESS, prompts=long))
     assert report.text.answers
-    with pytest.raises(UsageError, match="No prompt leaves room for an answer in 32 tokens"):
-        never = split("never", ["word " * LESS.length] * 20)
-        trained(job(directory, tmp_path / "never", settings=LESS, prompts=never))
-    with pytest.raises(UsageError, match="No prompt leaves room"):
-        trained(job(directory, tmp_path / "few", settings=LESS, prompts=replace(long, watch=never.watch)))
-    assert not (tmp_path / "few.partial" / CORPUS_NAME).exists()  # it is told before hours of writing
+
+
+def test_prompts_none_of_which_can_be_asked_are_told_before_the_model_is_loaded(
+    tmp_path: Path, directory: Path
+) -> None:
+    never = split("never", ["word " * LESS.length] * 20)
+    stages: list[Stage] = []
+    for given in (never, replace(prompts(), watch=never.watch)):
+        with pytest.raises(UsageError, match="No prompt leaves room for an answer in 32 tokens"):
+            trained(job(directory, tmp_path / "out", settings=LESS, prompts=given), stages)
+    with pytest.raises(UsageError, match="takes none of the prompts"):
+        trained(job(directory, tmp_path / "out", settings=LESS, prompts=split("ends", ["<|end|>"] * 20)), stages)
+    assert not stages
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_text_that_was_torn_before_its_first_answers_is_none(
@@ -446,6 +473,23 @@ def test_a_report_of_another_kind_is_no_report(tmp_path: Path) -> None:
         (tmp_path / "training.json").write_text(text)
         with pytest.raises(BadModelFile):
             read_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"measured": [replace(MEASURED, accepted=(0.5,))]},  # the table has a column for each depth
+        {"settings": replace(LESS, depth=3)},
+        {"settings": "none"},
+    ],
+)
+def test_a_report_that_was_changed_is_told_as_one_that_cannot_be_read(tmp_path: Path, damage: dict[str, Any]) -> None:
+    plain = report_json(REPORT)
+    (tmp_path / "training.json").write_text(json.dumps(plain))
+    assert read_report(tmp_path) == REPORT
+    (tmp_path / "training.json").write_text(json.dumps(plain | {key: to_plain(one) for key, one in damage.items()}))
+    with pytest.raises(BadModelFile, match="cannot be read"):
+        read_report(tmp_path)
 
 
 @pytest.mark.parametrize(

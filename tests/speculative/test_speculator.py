@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, repeat
 
 import pytest
 from test_rounds import Scripted
 
 from runner.config import LONGEST_DRAFT, SamplingParams
+from runner.errors import DoesNotFit
 from runner.speculative.control import EagerController
-from runner.speculative.drafter import NO_DRAFT, Draft, Gate
+from runner.speculative.drafter import NO_DRAFT, Draft, Gate, sound
 from runner.speculative.record import Passed, Round, SpeculationRecord
 from runner.speculative.rounds import decode
 from runner.speculative.speculator import Speculator
@@ -147,6 +149,12 @@ def test_drafts_are_never_longer_than_the_room_or_the_most_allowed() -> None:
     assert len(speculator.draft([0], PARAMS, 0, V)) == 0
 
 
+def test_of_a_draft_without_an_end_no_more_is_read_than_can_be_verified() -> None:
+    endless = Draft(count(1), repeat(0))  # type: ignore[arg-type]
+    assert sound(endless, 4, 1, V) == Draft((1, 2, 3, 4), (0,) * 4)
+    assert sound(Draft(tuple(range(50)), (0,) * 2), 4, 1, V) == Draft((0, 1), (0, 0))
+
+
 class Reading:
     """A drafter that takes the device's time and remembers what it was asked."""
 
@@ -191,6 +199,25 @@ def test_a_drafter_is_timed_at_load_and_reads_the_prompt_when_an_answer_begins()
     assert speculator.record.drafter_bytes == 77
     speculator.close()
     assert drafter.is_closed
+
+
+def test_a_drafter_that_fails_where_it_is_timed_is_none_for_an_answer_and_no_fault_of_the_load() -> None:
+    class Failing(Reading):
+        error: Exception = ZeroDivisionError("by zero")
+
+        def propose(self, history: Sequence[int], params: SamplingParams, gate: Gate) -> Draft:
+            del history, params, gate
+            raise self.error
+
+    drafter = Failing()
+    speculator = Speculator(drafter, 15, clock=drafter.clock)
+    speculator.calibrate(STEP_S.__getitem__)
+    speculator.begin([4, 5, 6])
+    assert not speculator.draft([4, 5, 6], PARAMS, 15, V)
+    assert speculator.record.reason == "the drafter failed (ZeroDivisionError: by zero); `runner logs` has the details"
+    drafter.error = DoesNotFit("There is no room.")
+    with pytest.raises(DoesNotFit):  # what has a remedy is told to who loads
+        speculator.calibrate(STEP_S.__getitem__)
 
 
 def test_what_a_drafter_reads_at_load_and_of_a_prompt_cannot_be_changed_and_its_slices_are_lists() -> None:
