@@ -273,7 +273,7 @@ def test_queries_alone_see_what_another_put_there_and_change_nothing(
     alone = Heads(**{**vars(case.heads()), "qkv": own, "k_gain": None, "reads_cache": True})
     found = combine(attend_rows(alone, cache, at(58), window=window, sinks=None, scale=0.3))
     q = place_heads(alone, cache, at(58))
-    tolerance = 4e-6 if d < 512 else 1.2e-5
+    tolerance = 4e-6 if d < 512 else 5e-5
     check_attention(found, exact(q, cache, 58, window=window, sinks=None, scale=0.3), sums=tolerance)
     for one, other in zip(vars(cache).values(), vars(before).values(), strict=True):
         assert one is None or torch.equal(one[:, :74], other[:, :74])
