@@ -241,8 +241,9 @@ def config_of(shape: str, layers: int | None = None) -> dict[str, Any]:
         return found
     count = found["num_hidden_layers"]
     types = found.get("layer_types", [])
-    of_layers = {
-        "layer_types": (types * (layers // count + 1))[:layers],
-        "num_kv_shared_layers": found.get("num_kv_shared_layers", 0) * layers // count,
-    }
+    of_layers = {"layer_types": (types * (layers // count + 1))[:layers]}
+    shared = found.get("num_kv_shared_layers", 0) * layers // count
+    while shared and set(of_layers["layer_types"][: layers - shared]) != set(types):  # of each kind one keeps its own
+        shared -= 1
+    of_layers["num_kv_shared_layers"] = shared
     return found | {key: value for key, value in of_layers.items() if key in found} | {"num_hidden_layers": layers}

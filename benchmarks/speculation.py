@@ -212,6 +212,8 @@ def prompts(asked: argparse.Namespace, report: Report) -> int:
             by_category.setdefault(prompt.category, []).append(prompt)
     except ValueError as error:
         sys.exit(f"speculation.py: error: {error}")
+    if not by_category:
+        sys.exit(f"speculation.py: error: there is no prompt in {asked.path}")
     with loaded(asked, asked.spec[0]) as engine:
         backend = engine.backend
         drafting = eager(engine.drafting) if asked.eager else engine.drafting

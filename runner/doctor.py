@@ -337,7 +337,7 @@ def settings_check(paths: Paths) -> Check:
         f"{len(settings.given)} set in {', '.join(_tilde(Path(place)) for place in places)}" if places else "defaults"
     )
     if wrong := misspelt_variables():
-        detail += f"; nothing reads {', '.join(wrong)}"
+        detail += f"; runner does not read {', '.join(wrong)}"
         remedy = f"Did you mean {', '.join(wrong.values())}?"
         return Check(name="Settings", status="warning", detail=detail, remedy=remedy)
     return Check(name="Settings", status="ok", detail=detail)

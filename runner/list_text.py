@@ -1,4 +1,4 @@
-"""A list of texts as settings files and JSON write it: ["END", "two words"]. It does not know what they are for."""
+"""A list of texts as settings files write it: ["END", "two words"]. It does not know what they are for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 import tomllib
 from typing import Final
 
-_LISTED: Final = re.compile(r"""\[\s*(["']|\]$)""")  # or []; [INST] is a text
+_LISTED: Final = re.compile(r"""\s*\[\s*(["']|\]\s*$)""")  # or []; [INST] is a text
+LIST_HINT: Final = 'Write it as ["END", "two words"]; a text that begins with [" goes into such a list.'
 
 
 def is_listed(text: str) -> bool:
@@ -16,7 +17,10 @@ def is_listed(text: str) -> bool:
 
 def listed(text: str) -> list[str]:
     """The texts of a list. Raises ValueError."""
-    texts = tomllib.loads(f"texts = {text}")["texts"]
-    if not all(isinstance(one, str) for one in texts):
+    try:
+        found = tomllib.loads(f"texts = {text.strip()}")
+    except tomllib.TOMLDecodeError as error:  # which tells a place in what was made of the text
+        raise ValueError(str(error).partition(" (at ")[0][:1].lower() + str(error).partition(" (at ")[0][1:]) from None
+    if set(found) != {"texts"} or not all(isinstance(one, str) for one in found["texts"]):
         raise ValueError("not all of it are texts")
-    return list(texts)
+    return list(found["texts"])

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from runner.attachments import absolute
 from runner.config import GRAMMAR_NAMES, ChatOptions, Grammar, LoadOptions, SamplingParams, objection
 from runner.errors import UsageError, nearest_hint
-from runner.list_text import is_listed, listed
+from runner.list_text import LIST_HINT, is_listed, listed
 
 ALIASES = {
     "temp": "temperature",
@@ -139,10 +139,13 @@ def _kinds() -> Mapping[str, Any]:
 
 def _items(name: str, text: str) -> tuple[str, ...]:
     try:
-        texts = listed(text) if is_listed(text) else shlex.split(text)
-        return tuple(map(_LISTS[name], texts))
+        if is_listed(text):  # which says itself what its escapes stand for
+            return tuple(map(_LISTS[name], listed(text)))
+        unescaped = _unescaped if name == "stop" else str
+        return tuple(_LISTS[name](unescaped(one)) for one in shlex.split(text))
     except ValueError as error:
-        raise UsageError(f"{name} cannot be {text!r}: {error}.", hint="Put each text in quotes.") from None
+        hint = LIST_HINT if is_listed(text) else "Put each text in quotes."
+        raise UsageError(f"{name} cannot be {text!r}: {error}.", hint=hint) from None
 
 
 def _unescaped(text: str) -> str:
@@ -151,4 +154,4 @@ def _unescaped(text: str) -> str:
     return text.encode("latin-1", "backslashreplace").decode("unicode_escape") if "\\" in text else text
 
 
-_LISTS: Mapping[str, Callable[[str], str]] = {"stop": _unescaped, "draft_file": absolute}
+_LISTS: Mapping[str, Callable[[str], str]] = {"stop": str, "draft_file": absolute}

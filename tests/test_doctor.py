@@ -235,7 +235,7 @@ def test_settings_are_read(paths: Paths, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("RUNNER_SEED", "4")
     assert_fine(settings_check(paths), "2 set in", "RUNNER_SEED", "config.toml")
     monkeypatch.setenv("RUNNER_TEMPRATURE", "1")
-    assert_bad(settings_check(paths), "warning", "nothing reads RUNNER_TEMPRATURE", "RUNNER_TEMPERATURE?")
+    assert_bad(settings_check(paths), "warning", "does not read RUNNER_TEMPRATURE", "RUNNER_TEMPERATURE?")
     paths.settings_file.write_text("topk = 3\n")
     assert_bad(settings_check(paths), "error", "config.toml:1", "top_k")
 

@@ -149,11 +149,23 @@ def test_variables_of_other_programs_and_empty_ones_are_left_alone(paths: Paths,
 
 
 def test_variables_that_look_like_a_misspelt_setting_are_known_and_other_programs_are_not() -> None:
-    ours = {"RUNNER_TOPK": "1", "RUNNER_CTX": "512", "RUNNER_MODLE": "demo", "RUNNER_TOPP": ""}
+    ours = {"RUNNER_TOPK": "1", "RUNNER_CTXSIZE": "512", "RUNNER_MODLE": "demo", "RUNNER_TOPP": ""}
     read = {"RUNNER_MODEL": "demo", "RUNNER_HOME": "/x", "RUNNER_DEBUG": "1", "RUNNER_SERVE_TOKEN": "t"}
     of_others = ("OS", "ARCH", "NAME", "TEMP", "TOOL_CACHE", "WORKSPACE", "ENVIRONMENT", "TRACKING_ID", "USER", "TOKEN")
+    of_others += (
+        "SCOPE",
+        "SECRET",
+        "SERVER",
+        "HOSTNAME",
+        "HOME_DIR",
+        "ACCESS_TOKEN",
+        "SYSTEM_ID",
+        "TYPE",
+        "ADMIN",
+        "CONTEXT",
+    )
     found = misspelt_variables(ours | read | {f"RUNNER_{name}": "x" for name in of_others})
-    meant = {"RUNNER_TOPK": "RUNNER_TOP_K", "RUNNER_CTX": "RUNNER_CTX_SIZE", "RUNNER_MODLE": "RUNNER_MODEL"}
+    meant = {"RUNNER_TOPK": "RUNNER_TOP_K", "RUNNER_CTXSIZE": "RUNNER_CTX_SIZE", "RUNNER_MODLE": "RUNNER_MODEL"}
     assert found == meant
 
 

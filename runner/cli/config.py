@@ -31,7 +31,7 @@ def show(as_json: Json = False) -> None:
     """Show every setting, its value, and where the value comes from."""
     settings = load_settings(user_paths())
     for name, meant in misspelt_variables().items():
-        render.warn(f"Nothing reads {name}.", hint=f"Did you mean {meant}?")
+        render.warn(f"runner does not read {name}.", hint=f"Did you mean {meant}?")
     if as_json:
         rows = [
             {
@@ -82,7 +82,7 @@ def set_(
     """
     paths = user_paths()
     written = set_value(paths, key, value)
-    render.narrate(f"{key} = {shown(written)} in {paths.settings_file}")
+    render.narrate(f"{key} = {shown(written) or 'nothing'} in {paths.settings_file}")
     _warn_if_hidden(key, str(paths.settings_file))
 
 

@@ -18,5 +18,6 @@ class ShownFetch:
         if self._has_bar:
             files = (FileProgress(file.name, file.done_bytes, file.size_bytes, file.state) for file in state.files)
             self._progress.update(files, trouble=state.trouble)
+        remarks = {file.remark for file in state.files}
         for text in self._troubles.news(state):
-            self._progress.say(text)
+            self._progress.say(text, is_warning=text in remarks)

@@ -83,11 +83,11 @@ class MultiProgress:
         if render.is_loud() and self._is_due(now):
             self._show(now)
 
-    def say(self, text: str) -> None:
-        """A line of narration, above what is drawn."""
+    def say(self, text: str, *, is_warning: bool = False) -> None:
+        """A line of narration, or a warning, above what is drawn."""
         if self._frame:
             self._draw([])
-        render.narrate(text)
+        (render.warn if is_warning else render.narrate)(text)
 
     def close(self) -> None:
         """End the display; on a terminal the line for all files stays."""

@@ -225,11 +225,11 @@ def misdirected(asked: Asked) -> RunnerError:
     return RunnerError(f"{asked.endpoint} redirects {asked.repo} to what is no address.", hint="Is HF_ENDPOINT right?")
 
 
-def arrived_wrong(name: str, kept: Path) -> str:
+def arrived_wrong(asked: Asked, name: str, kept: Path) -> str:
     """What is said of it; no error yet."""
     return (
         f"{name} arrived with other contents than the hub says, and is fetched once more. What came is set aside as "
-        f"{kept.name}: `runner rm --partial` deletes it."
+        f"{kept}: `runner rm --partial {asked.repo}` deletes it."
     )
 
 
@@ -237,7 +237,7 @@ def wrong_contents(asked: Asked, name: str, kept: Path) -> VerificationFailed:
     return VerificationFailed(
         f"{name} of {asked.repo} arrived twice with other contents than the hub says; the last one is {kept}.",
         hint="Something on the way, this disk or the memory changes bytes. Check them, and try again; "
-        "`runner rm --partial` deletes what was set aside.",
+        f"`runner rm --partial {asked.repo}` deletes what was set aside.",
     )
 
 

@@ -144,7 +144,9 @@ class OneFile:
                         return
                     kept = await in_thread(part.quarantine)
                     self._mark.done_bytes = 0
-                    self._mark.remark = self._mark.remark or errors.arrived_wrong(self._file.name, kept)
+                    self._mark.remark = self._mark.remark or errors.arrived_wrong(
+                        self._remote.asked, self._file.name, kept
+                    )
             finally:
                 part.close()
         raise errors.wrong_contents(self._remote.asked, self._file.name, kept)

@@ -37,6 +37,7 @@ from runner.kernels.moe_slots import add_slots, added_slots, row_before, slots_a
 from runner.kernels.pack import dequantize_ref
 from runner.kernels.values import (
     GROUP,
+    MOST_ROWS,
     OPTIONS,
     Int8Fragments,
     PackedMatrix,
@@ -243,7 +244,10 @@ def multiplies_one_by_one(n_rows: int, k: int) -> bool:
 
 def multiplies_experts(w: PackedMatrix, k: int) -> bool:
     """Whether the kernels take k experts a row, and are right on the device that w is on: see layouts.py."""
-    return k <= _MOST_SLOTS and (not is_nvidia(w.packed) or _works(w.format, w.packed.device))
+    if k > _MOST_SLOTS or not is_nvidia(w.packed):
+        return k <= _MOST_SLOTS
+    asked = (w.format, w.packed.device)
+    return _works(*asked) and (not multiplies_one_by_one(MOST_ROWS, k) or _adds_alike(*asked))
 
 
 def operands_to_try(
@@ -258,7 +262,7 @@ def operands_to_try(
 
 
 def try_experts(form: str, device: torch.device) -> bool:
-    """Whether all launches are right, and `products` gives what `sum` does: lanes are a compiler's to decide."""
+    """Whether all launches but `products` are right: lanes are a compiler's to decide."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     w, dense, x, rows = operands_to_try(form, device)
@@ -274,12 +278,11 @@ def try_experts(form: str, device: torch.device) -> bool:
     gate, up = (rows @ dense[: 2 * TILE].T).chunk(2, 1)
     by_slot = torch.einsum("sk,snk->sn", rows, dense.view(4, TILE, -1)[experts[0].tolist()])
     wanted = ((gated, gate.sigmoid() * gate * up), (h, weights.cpu() @ by_slot))
-    are_right = all(bool((found.cpu() - right).norm() < 1e-4 * right.norm()) for found, right in wanted)
-    return are_right and _sums_alike(form, device)
+    return all(bool((found.cpu() - right).norm() < 1e-4 * right.norm()) for found, right in wanted)
 
 
-def _sums_alike(form: str, device: torch.device) -> bool:
-    """Whether two rows of as many slots as `products` is for have the same sums and squares either way."""
+def try_sums(form: str, device: torch.device) -> bool:
+    """Whether two rows of as many slots as `products` is for have the same sums and squares by it and by `sum`."""
     n_rows, n_slots = 2, 9
     assert multiplies_one_by_one(n_rows, n_slots)
     w, _, x, _ = operands_to_try(form, device, n_rows * n_slots)
@@ -294,7 +297,7 @@ def _sums_alike(form: str, device: torch.device) -> bool:
     return torch.equal(*h) and torch.equal(*parts)
 
 
-_works = cache(try_experts)
+_works, _adds_alike = cache(try_experts), cache(try_sums)
 
 
 # One choice whatever M is, since the order of summation follows from the warps. H200, mq4, 8 of 128 experts, in us for

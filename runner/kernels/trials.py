@@ -15,7 +15,7 @@ from runner.kernels.add_parts import try_rotation
 from runner.kernels.int8_weights import FORMATS_AS_INT8
 from runner.kernels.layouts import try_products
 from runner.kernels.moe_blocks import try_bits, try_blocks
-from runner.kernels.moe_fragments import try_experts
+from runner.kernels.moe_fragments import try_experts, try_sums
 from runner.kernels.moe_int8 import try_int8
 from runner.kernels.moe_route import try_rounding
 from runner.kernels.values import is_hopper
@@ -28,6 +28,7 @@ def go_through(kinds: Iterable[tuple[str, int]], device: torch.device, *, has_ex
         try_products(form, device)
         if has_experts:
             try_experts(form, device)
+            try_sums(form, device)
             try_blocks(form, device)
             try_bits(form, device)
             if form in FORMATS_AS_INT8 and is_hopper(torch.empty(0, device=device)):

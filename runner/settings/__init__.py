@@ -5,7 +5,7 @@ only) > default. RUNNER_* variables are read here and, for RUNNER_HOME, in paths
 be, not what it does.
 """
 
-from runner.settings.edit import set_value, unset_value
+from runner.settings.edit import set_meant, set_value, unset_value
 from runner.settings.files import PROJECT_FILE, project_file, read_file
 from runner.settings.load import Settings, load_settings
 from runner.settings.table import SETTINGS, Setting, reference, setting, shown
@@ -21,6 +21,7 @@ __all__ = [
     "project_file",
     "read_file",
     "reference",
+    "set_meant",
     "set_value",
     "setting",
     "shown",

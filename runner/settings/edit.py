@@ -25,7 +25,12 @@ def set_value(paths: Paths, key: str, texts: Sequence[str]) -> Any:
 
     Raises ConfigError, and RunnerError where it cannot be written.
     """
-    value = setting(key).parse(*texts)
+    return set_meant(paths, key, setting(key).parse(*texts))
+
+
+def set_meant(paths: Paths, key: str, value: Any) -> Any:
+    """set_value of what is the value itself, and no text that means it: a list's texts are exact."""
+    value = setting(key).check(value)
     if key == "draft_file":  # typed here, and read from everywhere
         value = tuple(map(absolute, value))
     with _alone(paths.settings_file):

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from runner.config import BACKENDS, LONGEST_DRAFT, ChatOptions, LoadOptions, SamplingParams, Speculation, objection
 from runner.errors import ConfigError, UsageError, nearest_hint
-from runner.list_text import is_listed, listed
+from runner.list_text import LIST_HINT, is_listed, listed
 
 Kind = Literal["text", "number", "integer", "yes/no", "texts", "layers"]
 Owner = type[LoadOptions] | type[SamplingParams] | type[ChatOptions]
@@ -85,7 +85,7 @@ class Setting:
         try:
             return listed(text)
         except ValueError as error:
-            raise ConfigError(f"{self.key} is {text!r}: {error}.", hint=_EXPECTED[self.kind]) from None
+            raise ConfigError(f"{self.key} is {text!r}: {error}.", hint=LIST_HINT) from None
 
     def check(self, value: Any) -> Any:
         """`value` as it is used, or ConfigError when its type or range is wrong."""

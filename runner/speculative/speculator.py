@@ -65,6 +65,8 @@ class Speculator:
         if self.drafter.is_host_only:
             return
         self._time_guess()  # warms up
+        if self._failure:
+            return
         n_tokens, elapsed = self._time_guess()
         if elapsed > n_tokens * self._control.steps.plain_s:  # it would never pay: something may have held it up
             elapsed = min(elapsed, self._time_guess()[1])

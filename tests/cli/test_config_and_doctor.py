@@ -41,7 +41,7 @@ def test_show_has_every_setting_with_its_value_and_origin(
     monkeypatch.setenv("RUNNER_MODLE", "qwen3-8b")
     code, out, err = run(capsys, "config", "show")
     assert code == 0
-    assert "Nothing reads RUNNER_MODLE." in err
+    assert "runner does not read RUNNER_MODLE." in err
     assert "RUNNER_MODEL?" in err
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()[1:]}
     assert set(rows) == {item.key for item in SETTINGS}

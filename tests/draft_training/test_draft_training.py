@@ -481,6 +481,8 @@ def test_a_report_of_another_kind_is_no_report(tmp_path: Path) -> None:
         {"measured": [replace(MEASURED, accepted=(0.5,))]},  # the table has a column for each depth
         {"settings": replace(LESS, depth=3)},
         {"settings": "none"},
+        {"num_parameters": "x"},
+        {"measured": [replace(MEASURED, accepted=("a", *MEASURED.accepted[1:]))]},
     ],
 )
 def test_a_report_that_was_changed_is_told_as_one_that_cannot_be_read(tmp_path: Path, damage: dict[str, Any]) -> None:

@@ -92,7 +92,7 @@ def test_a_file_that_breaks_off_is_kept_as_far_as_it_came(raised: Exception, why
         (errors.not_a_hub(HUB, "a"), BusyError, "for a of o/m at https://hub.example is no model hub", "HF_ENDPOINT"),
         (errors.compressed(HUB, "a", "gzip"), BusyError, "https://hub.example compresses a (gzip)", "NO_PROXY"),
         (errors.misdirected(HUB), RunnerError, "redirects o/m to what is no address", "HF_ENDPOINT"),
-        (errors.wrong_contents(HUB, "a", PLACE), VerificationFailed, "the last one is /models", "delete models"),
+        (errors.wrong_contents(HUB, "a", PLACE), VerificationFailed, "the last one is /models", "rm --partial o/m"),
         (
             errors.wrong_size(HUB, "a", 3, 4),
             VerificationFailed,

@@ -410,7 +410,7 @@ def test_wrong_contents_are_set_aside_and_fetched_once_more(big: Hub, name: str)
     assert blob_names() == [etag_of(name, data), f"{etag_of(name, data)}.corrupt-1"]
     (told,) = Troubles().news(seen[-1])
     assert told.startswith(f"{name} arrived with other contents than the hub says, and is fetched once more.")
-    assert f"{etag_of(name, data)}.corrupt-1: `runner rm --partial` deletes it." in told
+    assert f"{etag_of(name, data)}.corrupt-1: `runner rm --partial {REPO}` deletes it." in told
 
 
 def test_contents_that_stay_wrong_end_in_an_error(big: Hub) -> None:

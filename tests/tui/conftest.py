@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_samples import RAM_SAMPLE
 from rich.console import RenderableType
 from staged_app import CHECKS, NOON, TURNS, OneDay, StillEngine, StillWatch, explained_once
 from textual._compositor import Compositor, visible_screen_stack
+from textual.app import App
 from textual.css.stylesheet import Stylesheet
+from textual.pilot import Pilot
 from textual.screen import Screen
 
 from runner.config import LoadOptions
@@ -40,8 +43,9 @@ def parse_once() -> None:
 
 
 def compose_what_is_looked_at() -> None:
-    """No terminal shows the frames of an app in a test, and they take a third of its time: those asked for are made."""
-    render = Compositor.render_update
+    """No terminal shows the frames of an app in a test, and they take a third of its time: those asked for are made,
+    and one after keys are pressed and before an app ends, so that no screen is left that cannot be drawn."""
+    render, press, end = Compositor.render_update, Pilot.press, App._shutdown
 
     def rendered(
         self: Compositor, full: bool = False, screen_stack: list[Screen] | None = None, simplify: bool = False
@@ -52,7 +56,22 @@ def compose_what_is_looked_at() -> None:
         self._dirty_regions.clear()
         return None
 
+    async def pressed(self: Pilot[Any], *keys: str) -> None:
+        await press(self, *keys)
+        draw(self.app)
+
+    async def ended(self: App[Any]) -> None:
+        draw(self)
+        await end(self)
+
+    def draw(app: App[Any]) -> None:
+        if app._running and app.screen_stack:
+            visible_screen_stack.set(app._background_screens)
+            app.screen._compositor.render_strips()
+
     Compositor.render_update = rendered  # type: ignore[method-assign]
+    Pilot.press = pressed  # type: ignore[method-assign]
+    App._shutdown = ended  # type: ignore[method-assign]
 
 
 parse_once()

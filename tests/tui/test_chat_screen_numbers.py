@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,10 @@ def test_saving_writes_what_differs_and_takes_back_what_is_none() -> None:
     assert settings.load_options().draft_file == ("/a b", "/c")
     assert settings.sampling_params({}) == SamplingParams(temperature=0.2, stop=("a b", "c"))
     assert settings.system == "Be brief."
+    for stop in ("[]", '["END"]', '["'):  # texts, as they are, and no lists
+        save(paths, "Be brief.", {**now, "stop": shlex.join([stop])}, {})
+        assert load_settings(paths).sampling_params({}).stop == (stop,)
+    save(paths, "Be brief.", now, {})
     assert save(paths, "", {**now, "overflow": "stop"}, {}) == Saved((), ("context_overflow", "system"))
     assert load_settings(paths).system == ""
     assert save(paths, "", {**now, "overflow": "stop"}, {}) == Saved((), ())

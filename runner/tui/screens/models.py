@@ -209,7 +209,8 @@ class ModelsScreen(ModelsReading):
     @on(Input.Submitted, "#filter")
     def _filter_done(self) -> None:
         self.table.focus()
-        if self.table.is_on_offer or (self._is_hub_meant and self._view.query.strip()):
+        is_meant, self._is_hub_meant = self._is_hub_meant, False
+        if self.table.is_on_offer or (is_meant and self._view.query.strip()):
             self.action_search_hub()
 
     @on(ModelTable.SortWanted)
@@ -405,6 +406,7 @@ class ModelsScreen(ModelsReading):
         self._read()
 
     def action_back(self) -> None:
+        self._is_hub_meant = False
         filter_input = self.query_one("#filter", Input)
         if self.focused is not self.table:
             filter_input.value = "" if self.focused is filter_input else filter_input.value

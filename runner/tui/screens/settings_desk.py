@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config import LoadOptions
 from runner.errors import RunnerError
 from runner.paths import Paths
-from runner.settings import Settings, load_settings, set_value, unset_value
+from runner.settings import Settings, load_settings, set_meant, set_value, unset_value
 from runner.tui.chat_settings import FIELDS, KEYS, is_changed, texts
 from runner.tui.messages import EngineMessage, LoadEnded
 from runner.tui.screens.settings_panel import Chosen, SettingsPanel
@@ -131,8 +131,10 @@ def save(paths: Paths, system: str, now: Mapping[str, str], sampling: Mapping[st
     for key, text in wanted.items():
         if key in taken:
             unset_value(paths, key)
+        elif key in ("stop", "draft_file"):
+            set_meant(paths, key, tuple(shlex.split(text)))
         else:
-            set_value(paths, key, shlex.split(text) if key in ("stop", "draft_file") else [text])
+            set_value(paths, key, [text])
     return Saved(tuple(key for key in wanted if key not in taken), tuple(key for key in wanted if key in taken))
 
 

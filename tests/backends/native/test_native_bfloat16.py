@@ -77,7 +77,7 @@ def test_what_embeddings_are_multiplied_by_is_rounded_where_gemmas_code_rounds_i
     rounded = float(torch.tensor(exact, dtype=torch.bfloat16))
     assert rounded != exact
     config = replace(parse_model_config(read_json(tmp_path / "config.json")), embedding_factor=exact)
-    embedding = Embedding(config).to(torch.bfloat16)
+    embedding = Embedding.of(config).to(torch.bfloat16)
     embedding.weight.fill_(1.0)
     assert embedding.factor(torch.bfloat16) == (rounded if is_rounded else exact)
     assert embedding.factor(torch.float32) == pytest.approx(exact, rel=1e-7)

@@ -217,10 +217,11 @@ def test_packed_layers_with_heads_of_their_own_give_a_row_the_same_bits_in_every
     assert {heads.head_dim for heads in map(config.heads, range(2))} == {32, 64}
     monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
     kernels = fused(config, weights)
-    together = kernels.extend(PROMPT[:16], "all", go_on)
-    assert difference(together, plain(config, weights).extend(PROMPT[:16], "all", go_on)) < 0.05
+    n_rows = 9 if more else 16  # which takes the interpreter long
+    together = kernels.extend(PROMPT[:n_rows], "all", go_on)
+    assert difference(together, plain(config, weights).extend(PROMPT[:n_rows], "all", go_on)) < 0.05
     assert together.abs().max() < config.logit_cap
-    for first, last in ((0, 1), (1, 3), (3, 12), (12, 16)):
+    for first, last in ((0, 1), (1, 3), (3, n_rows - 2), (n_rows - 2, n_rows)):
         kernels.cache.truncate(first)
         assert torch.equal(kernels.extend(PROMPT[first:last], "all", go_on), together[first:last])
 
