@@ -88,10 +88,11 @@ def write_llama(path: Path, vocabulary: Path, *, num_layers: int = 4) -> Path:
     return path
 
 
-def write_gemma3(path: Path, vocabulary: Path, *, num_layers: int = 6, window: int = 512) -> Path:
-    """Five layers of six see a window."""
+def write_gemma3(path: Path, vocabulary: Path, *, num_layers: int = 6, window: int = 512, num_shared: int = 0) -> Path:
+    """Five layers of six see a window. num_shared: the last ones, said to see what earlier ones keep."""
     model = _Model(path, "gemma3", num_layers, vocabulary)
     model.writer.add_sliding_window(window)
+    model.writer.add_shared_kv_layers(num_shared)
     for index in range(num_layers):
         block = f"blk.{index}"
         model.norms(block, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")

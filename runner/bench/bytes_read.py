@@ -7,6 +7,7 @@ embeddings are left out: they are thousands of times less.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -129,7 +130,8 @@ def weights_read(stored: StoredWeights, backend: BackendName, memory: MemoryUse)
 def cache_read(model: ReadyModel, options: LoadOptions, info: ModelInfo) -> CacheRead:
     """What a token reads of the KV cache. Raises BadModelFile.
 
-    Of layers with a window native reads no more than that; llama.cpp keeps all positions and goes through them.
+    Of layers with a window native reads no more than that; llama.cpp keeps all positions and goes through them. A layer
+    that keeps nothing reads what the layer that it sees keeps.
     """
     facts = read_facts(model)
     if not facts.shape.caches:
@@ -138,9 +140,13 @@ def cache_read(model: ReadyModel, options: LoadOptions, info: ModelInfo) -> Cach
     wanted = dataclasses.replace(options, ctx_size=_BLOCK, n_gpu_layers=n_gpu_layers)
     fit = estimate(facts, wanted, devices(), info.backend)
     is_window_read = info.backend == "native"
-    parts = [part for part in fit.kv_parts if part.kind != "state"]
+    seeing = Counter(cache.window for cache in facts.shape.caches if cache.kind == "shared")
     return CacheRead(
-        per_position=tuple((part.size_bytes / _BLOCK, part.window if is_window_read else 0) for part in parts)
+        per_position=tuple(
+            (part.size_bytes * (1 + seeing[part.window] / part.num_layers) / _BLOCK, part.window * is_window_read)
+            for part in fit.kv_parts
+            if part.kind in ("full", "window")
+        )
     )
 
 

@@ -207,7 +207,7 @@ def _kv_parts(
     past_bytes = ways.past_on_gpu if on_gpu else 4
     sizes: dict[tuple[CacheKind, int], list[int]] = {}
     for cache in shape.caches:
-        sizes.setdefault((cache.kind, cache.window), []).append(
+        sizes.setdefault((cache.kind, 0 if cache.kind == "shared" else cache.window), []).append(
             round(cache.elements(cells, is_window_whole=ways.keeps_windows_whole) * per_element)
             + n_states * cache.state_bytes(past_bytes)
         )

@@ -17,9 +17,9 @@ class LayerCache:
     """What one layer keeps of the past.
 
     full: K and V of every token. window: K and V of the last `window` tokens. state: a fixed state (linear attention
-    and other recurrences). shared: nothing of its own, it reads an earlier layer's. width: elements of K and V together
-    a token. state_size: elements of the state, which is in float32. past_size: of the last inputs of a convolution
-    beside it, which each backend keeps in a type of its own.
+    and other recurrences). shared: nothing of its own, it reads what the last layer before it keeps that has the same
+    window, or none as it has. width: elements of K and V together a token. state_size: elements of the state, which is
+    in float32. past_size: of the last inputs of a convolution beside it, which each backend keeps in a type of its own.
     """
 
     kind: CacheKind

@@ -90,7 +90,7 @@ def _of_layer(header: GgufHeader, key: str, index: int, default: int | None = No
 
 def _cache(header: GgufHeader, index: int, n_layers: int) -> LayerCache:
     if index >= n_layers - _whole(header, "attention.shared_kv_layers", 0, default=0):
-        return LayerCache(kind="shared")
+        return LayerCache(kind="shared", window=_window(header, index))
     state, past = _state_sizes(header)
     heads = _of_layer(header, "attention.head_count", index, 0 if state or past else None)
     kv_heads = _of_layer(header, "attention.head_count_kv", index, heads)

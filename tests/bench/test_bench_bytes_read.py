@@ -213,6 +213,24 @@ def test_native_reads_of_a_window_no_more_than_it(demo_directory: Path, tmp_path
     assert llamacpp.at(4000) == 6 * 4000 * row
 
 
+def test_layers_that_keep_nothing_read_what_others_keep(demo_directory: Path, tmp_path: Path) -> None:
+    vocabulary = demo_directory / "demo-q8_0.gguf"
+    own, shared = (
+        write_gemma3(tmp_path / f"{num_layers}.gguf", vocabulary, num_layers=num_layers, num_shared=num_layers - 6)
+        for num_layers in (6, 12)
+    )
+    for backend in ("native", "llamacpp"):
+        once, twice = (
+            cache_read(
+                ReadyModel(name="m", format="gguf", weights=(path,), directory=tmp_path, size_bytes=1),
+                LoadOptions(),
+                info(backend),
+            )
+            for path in (own, shared)
+        )
+        assert twice.at(4000) == 2 * once.at(4000) > 0
+
+
 def test_states_are_read_whole_and_once_whatever_the_backend_keeps_of_them(
     demo_directory: Path, tmp_path: Path
 ) -> None:

@@ -81,7 +81,7 @@ def test_a_file_may_give_its_pattern_its_heads_and_its_sharing_by_layer(tmp_path
         LayerCache(kind="window", width=4 * 16, window=32),
         LayerCache(kind="full", width=2 * 32),
         LayerCache(kind="window", width=2 * 16, window=32),
-        LayerCache(kind="shared"),
+        LayerCache(kind="shared", window=32),
     )
 
 

@@ -77,13 +77,11 @@ def _layer(read: Reader, index: int, *, is_full: bool, is_shared: bool) -> Layer
         weights += heads * head_dim + hidden + n_matrices * kv_heads * head_dim
     if own := read.whole("hidden_size_per_layer_input"):
         weights += 2 * hidden * own + hidden
-    width = 2 * kv_heads * head_dim
+    width, window = 2 * kv_heads * head_dim, 0 if is_full else read.whole("sliding_window")
     if is_shared:
-        kept = LayerCache(kind="shared")
-    elif is_full:
-        kept = LayerCache(kind="full", width=width)
+        kept = LayerCache(kind="shared", window=window)
     else:
-        kept = LayerCache(kind="window", width=width, window=read.whole("sliding_window"))
+        kept = LayerCache(kind="full" if is_full else "window", width=width, window=window)
     mlp = _mlp(read, is_shared=is_shared)
     return Layer(weights=weights + mlp.weights, idle=mlp.idle, cache=kept)
 
