@@ -135,7 +135,7 @@ def _wanted(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) ->
         return base
     layers = list(range(config.num_layers))
     if leaf.startswith("attn_v."):  # counted by themselves
-        layers = [one for one in config.caching_layers if not config.heads(one).shares_projection]
+        layers = [one for one in layers if not (config.shares_cache(one) or config.heads(one).shares_projection)]
     return Type.Q6_K if _has_more_bits(layers.index(int(layer)), len(layers)) else base
 
 

@@ -177,7 +177,7 @@ def test_butterflies_between_lanes_find_each_number_in_its_lane(made: Path) -> N
     files = ("rotate", "add_parts", "moe_route", "splits", "gates")
     variants = {name: code for file in files for name, code in intermediate(made, file).items()}
     codes = {name: code for name, code in variants.items() if "shfl.sync.bfly" in code}
-    assert len(codes) == 29
+    assert len(codes) == 30
     for name, code in codes.items():
         layouts = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", code, re.MULTILINE))
         stages = [text for text in code.splitlines() if "shfl.sync.bfly" in text]
