@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -98,6 +99,18 @@ def as_mq4(source: Path, parent: Path) -> ReadyModel:
 
 
 class ConformanceOnAGpu(BackendConformance):
+    """model_name: a fixture above. options: of its load. Most models are noise: a text that is a prompt is rounded
+    otherwise than in steps, by 0.4 of logits up to 15 (H200)."""
+
+    model_name: ClassVar[str]
+    options: ClassVar[dict[str, object]] = {}
+
+    @pytest.fixture
+    def backend(self, request: pytest.FixtureRequest) -> Iterator[Backend]:
+        backend = opened(request.getfixturevalue(self.model_name), **self.options)
+        yield backend
+        backend.close()
+
     def test_prefix_is_reused_and_changes_nothing(self, backend: Backend, prompt: list[int]) -> None:
         """But for the last bits: steps and prompts are other kernels, and with packed weights round otherwise, which
         keys remember."""
@@ -113,34 +126,21 @@ class ConformanceOnAGpu(BackendConformance):
 class TestNativeDemoOnAGpu(ConformanceOnAGpu):
     """Dense weights."""
 
-    @pytest.fixture
-    def backend(self, demo: ReadyModel) -> Iterator[Backend]:
-        backend = opened(demo)
-        yield backend
-        backend.close()
+    model_name = "demo"
 
 
 class TestNativePackedOnAGpu(ConformanceOnAGpu):
     """MQ4 weights and an int8 KV cache."""
 
-    @pytest.fixture
-    def backend(self, packed: ReadyModel) -> Iterator[Backend]:
-        backend = opened(packed, kv_type="q8_0")
-        yield backend
-        backend.close()
+    model_name = "packed"
+    options: ClassVar[dict[str, object]] = {"kv_type": "q8_0"}
 
 
 class TestNativeDeltaOnAGpu(ConformanceOnAGpu):
-    """Gated delta nets, whose states after drafts are found again. The text is a prompt: what it multiplies is rounded
-    otherwise than in steps, by 0.4 of logits up to 15 (H200)."""
+    """Gated delta nets, whose states after drafts are found again."""
 
+    model_name = "delta"
     rounding = 1.0
-
-    @pytest.fixture
-    def backend(self, delta: ReadyModel) -> Iterator[Backend]:
-        backend = opened(delta)
-        yield backend
-        backend.close()
 
     def test_a_chat_goes_on_from_the_state_where_its_last_message_ended(self, backend: Backend) -> None:
         messages = [*PROMPT, *PROMPT[::-1], *PROMPT[:30], min(backend.tokenizer.stop_ids)]
@@ -152,39 +152,24 @@ class TestNativeDeltaOnAGpu(ConformanceOnAGpu):
 
 
 class TestNativeWideHeadsOnAGpu(ConformanceOnAGpu):
-    """Heads by layer, values that are keys, capped logits. Noise, as above."""
+    """Heads by layer, values that are keys, capped logits."""
 
+    model_name = "wide"
     rounding = 1.0
-
-    @pytest.fixture
-    def backend(self, wide: ReadyModel) -> Iterator[Backend]:
-        backend = opened(wide)
-        yield backend
-        backend.close()
 
 
 class TestNativeExpertsBesideOnAGpu(ConformanceOnAGpu):
-    """Experts beside an MLP. Noise, as above."""
+    """Experts beside an MLP."""
 
+    model_name = "beside"
     rounding = 1.0
-
-    @pytest.fixture
-    def backend(self, beside: ReadyModel) -> Iterator[Backend]:
-        backend = opened(beside)
-        yield backend
-        backend.close()
 
 
 class TestNativeSharedOnAGpu(ConformanceOnAGpu):
-    """Inputs by layer, and layers that see what others keep. Noise, as above."""
+    """Inputs by layer, and layers that see what others keep."""
 
+    model_name = "shared"
     rounding = 1.0
-
-    @pytest.fixture
-    def backend(self, shared: ReadyModel) -> Iterator[Backend]:
-        backend = opened(shared)
-        yield backend
-        backend.close()
 
 
 @pytest.fixture(params=["demo", "packed", "delta", "wide", "beside", "shared"])
