@@ -20,7 +20,8 @@ def listed(text: str) -> list[str]:
     try:
         found = tomllib.loads(f"texts = {text.strip()}")
     except tomllib.TOMLDecodeError as error:  # which tells a place in what was made of the text
-        raise ValueError(str(error).partition(" (at ")[0][:1].lower() + str(error).partition(" (at ")[0][1:]) from None
+        said = str(error).partition(" (at ")[0]
+        raise ValueError(said[:1].lower() + said[1:]) from None
     if set(found) != {"texts"} or not all(isinstance(one, str) for one in found["texts"]):
         raise ValueError("not all of it are texts")
     return list(found["texts"])

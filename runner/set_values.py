@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from runner.attachments import absolute
@@ -140,9 +140,10 @@ def _kinds() -> Mapping[str, Any]:
 def _items(name: str, text: str) -> tuple[str, ...]:
     try:
         if is_listed(text):  # which says itself what its escapes stand for
-            return tuple(map(_LISTS[name], listed(text)))
-        unescaped = _unescaped if name == "stop" else str
-        return tuple(_LISTS[name](unescaped(one)) for one in shlex.split(text))
+            texts = listed(text)
+        else:
+            texts = [_unescaped(one) if name == "stop" else one for one in shlex.split(text)]
+        return tuple(map(absolute, texts) if name == "draft_file" else texts)
     except ValueError as error:
         hint = LIST_HINT if is_listed(text) else "Put each text in quotes."
         raise UsageError(f"{name} cannot be {text!r}: {error}.", hint=hint) from None
@@ -154,4 +155,4 @@ def _unescaped(text: str) -> str:
     return text.encode("latin-1", "backslashreplace").decode("unicode_escape") if "\\" in text else text
 
 
-_LISTS: Mapping[str, Callable[[str], str]] = {"stop": str, "draft_file": absolute}
+_LISTS: Final = ("stop", "draft_file")

@@ -150,6 +150,16 @@ def test_the_program_compares_both_ways_on_a_file_and_the_page_shows_it(tmp_path
     assert "| demo (llamacpp) | suffix, eager, few | 0.7 |" in text
 
 
+@pytest.mark.parametrize(("line", "words"), [("", "there is no prompt in"), ("word " * 4000, "nothing was compared")])
+def test_a_file_of_which_nothing_can_be_compared_fails(tmp_path: Path, line: str, words: str) -> None:
+    prompts = tmp_path / "few.jsonl"
+    prompts.write_text(json.dumps({"prompt": line}) if line else "\n")
+    asked = [sys.executable, str(PROGRAM), "prompts", str(prompts), "--commit", "abc"]
+    done = subprocess.run(asked, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 1
+    assert words in done.stderr
+
+
 def test_the_program_of_random_machines_counts_what_is_below_the_promise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

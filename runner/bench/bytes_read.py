@@ -22,7 +22,7 @@ from runner.quant.gguf_file import GgufHeader, read_header
 from runner.quant.gguf_shape import LAYER_TABLE
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import read_header as read_safetensors
-from runner.quant.tensor_rules import is_derived
+from runner.quant.tensor_rules import may_be_left_out
 from runner.quant.text_tensors import of_text_model
 from runner.types import BackendName, MemoryUse, ModelInfo, ReadyModel
 
@@ -95,12 +95,14 @@ def _unread(names: AbstractSet[str]) -> set[str]:
 def _of_checkpoint(sizes: Mapping[str, int], plain_config: Mapping[str, object]) -> StoredWeights:
     """sizes: bytes by tensor name; a packed matrix is several tensors with the matrix's name in front.
 
-    What is no text model's, heads that draft, and what follows from the rest are not loaded.
+    What is no text model's, heads that draft, and what may be left out are not loaded.
     """
     config = parse_model_config(plain_config)
     head, is_tied = "lm_head.", config.tie_word_embeddings
     found = {
-        name: size for name, size in of_text_model(sizes, config.model_type).items() if not is_derived(name, config)
+        name: size
+        for name, size in of_text_model(sizes, config.model_type).items()
+        if not may_be_left_out(name, config)
     }
     sizes = {name: size for name, size in found.items() if not (is_tied and name.startswith(head))}
     tables = (_LAYER_EMBEDDINGS,) if is_tied else (_LAYER_EMBEDDINGS, "model.embed_tokens.")

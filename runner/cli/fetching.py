@@ -1,4 +1,5 @@
-"""A download as the command line shows it: how far its files are, and in lines of their own what holds it up."""
+"""A download as the command line shows it: how far its files are, and in lines of their own what holds it up
+and what was amiss."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from runner.quant.gguf_file import GgufTensor, read_header
 from runner.quant.gguf_shape import LAYER_TABLE
 from runner.quant.json_file import read_json
 from runner.quant.safetensors_file import read_header as read_safetensors_header
-from runner.quant.tensor_rules import is_derived
+from runner.quant.tensor_rules import may_be_left_out
 from runner.quant.text_tensors import of_text_model
 from runner.types import ReadyModel
 
@@ -56,7 +56,7 @@ def _of_checkpoint(sizes: Mapping[str, int], plain_config: Mapping[str, object])
     """sizes: bytes by tensor name; a packed matrix is several tensors with the matrix's name in front."""
     config = parse_model_config(plain_config)
     of_text = of_text_model(sizes, config.model_type)
-    sizes = {name: size for name, size in of_text.items() if not is_derived(name, config)}
+    sizes = {name: size for name, size in of_text.items() if not may_be_left_out(name, config)}
     n_ends = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     if (inputs := config.layer_inputs) is not None:
         n_ends += inputs.vocab_size * config.num_layers * inputs.size

@@ -136,7 +136,7 @@ def variants() -> Iterator[Variant]:
         has_pdl=True,
     )  # fmt: skip
     yield Variant(
-        name="add_normed of two",
+        name="sum_normed",
         kernel=_sum_normed,
         signature={
             "y": "*fp32", "z": "*fp32", "y_norm": ("*fp32", "*fp32"), "z_norm": ("*fp32", "*fp32"), "parts": "*fp32",

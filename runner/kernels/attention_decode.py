@@ -2,12 +2,12 @@
 
 A program is one kv head with its query heads, as many rows as fill a tile with these, and a split (splits.py) of 64 to
 1024 positions, the longest first. It norms and rotates its queries; if its positions are new ones, it first puts keys
-and values there, of all new rows that its rows see. So several programs write the same numbers to the same places, each
-reads what it wrote itself, and none waits for another. Which splits take part depends on a row's own position and the
-window alone, what another row of the tile sees adds zeros to this one's sums, and who puts the splits together does it
-in their order: so a row has the same bits whatever M and the cache's capacity are. Positions are read on the device: a
-captured graph serves every length. Norms, angles, scores, softmax and sums are float32. The references are
-heads.place_heads_ref and attention.attend_ref.
+and values there, of all new rows that its rows see, unless these are another layer's, which has done so. So several
+programs write the same numbers to the same places, each reads what it wrote itself, and none waits for another. Which
+splits take part depends on a row's own position and the window alone, what another row of the tile sees adds zeros to
+this one's sums, and who puts the splits together does it in their order: so a row has the same bits whatever M and the
+cache's capacity are. Positions are read on the device: a captured graph serves every length. Norms, angles, scores,
+softmax and sums are float32. The references are heads.place_heads_ref and attention.attend_ref.
 
 A warp has a scheduler to itself here, so that what a tile takes is its instructions, one after the other, and its
 barriers: most of what looks odd in _fold_tile saves some. (Fewer still gained nothing for one row: docs/LOG.md,

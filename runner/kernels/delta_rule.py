@@ -478,18 +478,18 @@ def sizes_of(rows: DeltaRows, slots: DeltaSlots) -> dict[str, int]:
     }  # fmt: skip
 
 
-# A warp with 8 columns has 32 numbers of a head of 128 a lane, and of 32 heads four programs run on a multiprocessor,
-# one on each of its schedulers. Prepared rows are asked for STAGES ahead; Triton 3.6 fails to compile that for AMD. One
-# takes 0.67 us (H200), most of which a warp waits for itself.
+# Of prepared rows: a warp with 8 columns has 32 numbers of a head of 128 a lane, and of 32 heads four programs run on a
+# multiprocessor, one on each of its schedulers. They are asked for STAGES ahead; Triton 3.6 fails to compile that for
+# AMD. One takes 0.67 us (H200), most of which a warp waits for itself.
 _BLOCK, _WARPS, _STAGES, _ROWS = 8, 1, 4, 2
 
 
 def _step_block(heads: int) -> int:
     """Columns of a program of a step, which prepares its rows itself: so fewer programs have less to do.
 
-    H200, heads of 128, us of 1, 2, 4, 8 and 16 rows with 8 | 16 columns. 16 heads 2.47, 3.16, 4.55, 7.76, 17.4 | 2.34,
-    3.09, 4.97, 8.28, 19.4; 32 heads 3.40, 4.38, 5.89, 9.67, 21.0 | 3.05, 3.61, 5.67, 9.29, 21.6; 48 heads 4.31, 5.56,
-    7.95, 13.0, 27.4 | 3.61, 4.53, 7.02, 11.0, 26.4.
+    H200, a script's, one round of two, heads of 128, us of 1, 2, 4, 8 and 16 rows with 8 | 16 columns. 16 heads 2.47,
+    3.16, 4.55, 7.76, 17.4 | 2.34, 3.09, 4.97, 8.28, 19.4; 32 heads 3.40, 4.38, 5.89, 9.67, 21.0 | 3.05, 3.61, 5.67,
+    9.29, 21.6; 48 heads 4.31, 5.56, 7.95, 13.0, 27.4 | 3.61, 4.53, 7.02, 11.0, 26.4.
     """
     return 16 if heads >= 32 else 8
 

@@ -1,4 +1,5 @@
-"""From the product with the q, k and v weights to queries, and to keys and values in their places in the cache.
+"""From the product with the q, k and v weights to queries, and to keys and values in their places in the cache; or to
+queries alone, of a layer that sees what another one keeps.
 
 Per head: an RMS norm where the model has one, the rotary positions, for queries what they grow by, one rounding; values
 have a norm without gains, or none, and are the keys' columns where a model has none of their own (Gemma 4). What

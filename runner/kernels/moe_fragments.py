@@ -3,10 +3,10 @@
 What moe_gemv.py computes, on tensor cores: one row of activations a pair of a row and an expert, in the steps and the
 order of gemv_steps.py. Nothing is shared between rows, so a row has the same bits in every batch. A program of `_pairs`
 computes 16 columns of one pair, of gate and up beside each other, and hands them to an epilogue; one of `_sum` 16
-columns of all slots of a row, each times its weight, and adds their sum to the residual stream; its weights, which
-depend on the experts alone, are on their way before the kernel before it has ended. Where rows share enough experts,
-moe_blocks.py multiplies them, and where a row has more slots than `_sum` takes at once, `_pairs` does of several rows:
-both in the same order of summation, and moe_slots.py does what is left of `_sum`.
+columns of all slots of a row, each times its weight, and adds their sum to the residual stream or leaves it by itself;
+its weights, which depend on the experts alone, are on their way before the kernel before it has ended. Where rows share
+enough experts, moe_blocks.py multiplies them, and where a row has more slots than `_sum` takes at once, `_pairs` does
+of several rows: both in the same order of summation, and moe_slots.py does what is left of `_sum`.
 
 The rows of expert e are those of the weights from e * N on, N a multiple of 16, and none of them are in pairs. The
 references are in moe_matmul.py.

@@ -2,9 +2,9 @@
 
 Which expert is read on the device. Nothing is shared between rows, so a row has the same bits in every batch. A program
 of `_pairs` computes BN columns of one pair and hands them to an epilogue; one of `_sum` computes BN columns of all
-slots of a row, each times its weight, and adds their sum to the residual stream. Weights and activations are those of
-gemv_packed.py and gemv_dense.py, the rows of expert e from e * N on; those in fragments have moe_fragments.py. The
-references are in moe_matmul.py.
+slots of a row, each times its weight, and adds their sum to the residual stream or leaves it by itself. Weights and
+activations are those of gemv_packed.py and gemv_dense.py, the rows of expert e from e * N on; those in fragments have
+moe_fragments.py. The references are in moe_matmul.py.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class PlannedTensor:
 
 # Buffers that old checkpoints carry and that follow from the configuration.
 _DERIVED_SUFFIXES: Final = (".rotary_emb.inv_freq", ".attn.masked_bias")
-_MAKES_KEYS: Final = re.compile(r"\.self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\.")
+_MAKES_KEYS: Final = re.compile(r"\.self_attn\.(?:k_proj|v_proj|k_norm)\.")
 _LAYER: Final = re.compile(r"model\.layers\.(\d{1,8})\.")
 
 
@@ -168,7 +168,7 @@ def plan(
                 hint="config.json and the weights do not belong together.",
             )
     known = {tensor.source for tensor in planned}
-    extra = [name for name in shapes if name not in known and not is_derived(name, config)]
+    extra = [name for name in shapes if name not in known and not may_be_left_out(name, config)]
     if extra:
         raise UnsupportedModel(
             f"The checkpoint has tensors that a {config.model_type} model does not: {_some(sorted(extra))}.",
@@ -268,7 +268,7 @@ def _change(rule: TensorRule, config: ModelConfig) -> Change | None:
     return None
 
 
-def is_derived(name: str, config: ModelConfig) -> bool:
+def may_be_left_out(name: str, config: ModelConfig) -> bool:
     """Whether tensor `name` may be left out: a rotary table, the copy of tied embeddings, or what would make keys and
     values of a layer that sees those of another, which Gemma 4's small models are published with."""
     if name.endswith(_DERIVED_SUFFIXES) or (config.tie_word_embeddings and name == "lm_head.weight"):

@@ -31,7 +31,7 @@ from runner.quant.origin import called
 from runner.quant.packed_files import HEAD_NAME
 from runner.quant.safetensors_file import FLOAT_TYPES, Checkpoint, StoredTensor
 from runner.quant.safetensors_file import read_header as read_safetensors_header
-from runner.quant.tensor_rules import Architecture, PlannedTensor, is_derived, plan, tensors_of
+from runner.quant.tensor_rules import Architecture, PlannedTensor, may_be_left_out, plan, tensors_of
 from runner.quant.text_tensors import of_text_model
 from runner.types import ReadyModel
 
@@ -153,7 +153,7 @@ class SafetensorsWeights:
         found: dict[str, StoredTensor | Part] = {
             name: tensor
             for name, tensor in tensors.items()
-            if not is_derived(name, config) and not (layout and is_stack(name)) and name not in fp8.set_aside
+            if not may_be_left_out(name, config) and not (layout and is_stack(name)) and name not in fp8.set_aside
         }
         found |= self._experts
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in found.items()}

@@ -29,7 +29,8 @@ def set_value(paths: Paths, key: str, texts: Sequence[str]) -> Any:
 
 
 def set_meant(paths: Paths, key: str, value: Any) -> Any:
-    """set_value of what is the value itself, and no text that means it: a list's texts are exact."""
+    """set_value of what is the value itself, and no text that means it: a list's texts are exact. Raises what
+    set_value does."""
     value = setting(key).check(value)
     if key == "draft_file":  # typed here, and read from everywhere
         value = tuple(map(absolute, value))

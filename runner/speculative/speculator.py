@@ -68,7 +68,9 @@ class Speculator:
         if self._failure:
             return
         n_tokens, elapsed = self._time_guess()
-        if elapsed > n_tokens * self._control.steps.plain_s:  # it would never pay: something may have held it up
+        if (
+            n_tokens and elapsed > n_tokens * self._control.steps.plain_s
+        ):  # it would never pay: something may have held it up
             elapsed = min(elapsed, self._time_guess()[1])
         if n_tokens:
             self._control.learn_guessing(n_tokens, elapsed)

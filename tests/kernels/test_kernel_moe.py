@@ -400,7 +400,7 @@ def test_a_row_has_the_same_bits_in_every_batch_of_up_to_16(kind: str, k: int) -
         by_itself, squares = moe_linear_squares(pairs, down, to, eps=1e-5)
         return [to.weights, gated.view(last - first, k, n), h, after.parts, by_itself, squares.parts]
 
-    sizes = (3, 16) if k == 2 else (3,)  # of nine slots 16 rows take the interpreter long, and are as 3 are
+    sizes = (3, 16) if k == 2 or DEVICE.type == "cuda" else (3,)  # 16 rows of nine slots take the interpreter long
     alone = {m: run(m, m + 1) for m in (0, sizes[-1] - 1)}
     for n_rows in sizes:
         together = run(0, n_rows)
@@ -432,7 +432,7 @@ def test_rows_of_an_expert_multiplied_together_have_the_bits_that_they_have_alon
         gated = moe_linear_gated(x, up, to, "silu", bias=biases[0], dtype=torch.float32)
         apart = moe_linear(x, up, to, bias=biases[0], dtype=torch.float32)
         parts = moe_linear_residual(inner, down, to, h, bias=biases[1], eps=1e-5).parts
-        if k == 9:  # which takes the interpreter long
+        if k == 9 and DEVICE.type == "cpu":  # which takes the interpreter long
             return [gated, apart, parts, h]
         by_itself, squares = moe_linear_squares(inner, down, to, bias=biases[1], eps=1e-5)
         return [gated, apart, parts, h, by_itself, squares.parts]

@@ -1,4 +1,4 @@
-"""The app on a stage, for tests of how it looks."""
+"""What tests of the interface share: an app on a stage, and Textual spared the work that nobody looks at."""
 
 from __future__ import annotations
 

@@ -190,7 +190,8 @@ class Attention(nn.Module):
         self.rope = rope
 
     def forward(self, x: Tensor, layer: int, run: Mixing) -> Tensor:
-        """x: [..., T, in_features] -> [..., T, hidden]; K and V of the T tokens go into the cache."""
+        """x: [..., T, in_features] -> [..., T, hidden]; K and V of the T tokens go into the cache, unless it
+        sees those of another layer."""
         return self.o_proj(run.mix(self, x, layer))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -167,7 +167,7 @@ class FusedMlp:
 
 
 class FusedLayer:
-    """See blocks.Layer. kept_at: its number among the layers that keep the same of the past (ModelConfig.kept_at)."""
+    """See blocks.Layer. kept_at: see ModelConfig.kept_at."""
 
     def __init__(self, module: Layer, index: int, kept_at: int, name: str, reader: MatrixReader) -> None:
         self.index = index
@@ -181,9 +181,9 @@ class FusedLayer:
         self.attention = _attention(module, name, reader)
         self.mlp = _mlp(module.mlp, f"{name}.mlp", reader)
         self.beside = FusedBeside(module, name, reader) if isinstance(module, LayerWithExperts) else None
+        self.input = FusedLayerInput(module, index, name, reader) if module.has_input else None
         # It stays a factor of the stream, by which whoever ends the layer multiplies it. To divide the stream by the
         # product of all of them instead, and gains and eps with it, saves nothing and may leave the range of float32.
-        self.input = FusedLayerInput(module, index, name, reader) if module.has_input else None
         has_scalar = module.layer_scalar is not None
         self.scalar = float(reader.vector(f"{name}.layer_scalar")) if has_scalar else 1.0
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runner.backends.native.blocks import Attention, Checkpointed, GatedMlp, Layer, Mixing, RmsNorm
+from runner.backends.native.blocks import Attention, Checkpointed, GatedMlp, Layer, Mixing, RmsNorm, activated
 from runner.backends.native.linear import Linear
 from runner.backends.native.places import Place
 from runner.model_config import ModelConfig, Routing
@@ -64,12 +64,8 @@ class Experts(nn.Module):
         """One expert's MLP: [T, hidden] -> [T, hidden]."""
         bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
         gate, up = functional.linear(x, self.gate_up[expert], bias).chunk(2, dim=-1)
-        if self.config.activation == "silu":
-            gated = functional.silu(gate) * up
-        elif self.config.activation == "gelu_tanh":
-            gated = functional.gelu(gate, approximate="tanh") * up
-        else:
-            gated = clamped_swiglu(gate, up)
+        kind = self.config.activation
+        gated = clamped_swiglu(gate, up) if kind == "clamped_swiglu" else activated(gate, kind) * up
         return functional.linear(gated, self.down[expert], None if self.down_bias is None else self.down_bias[expert])
 
 

@@ -208,7 +208,7 @@ _OF_SMALL: dict[str, Any] = {
 def test_packed_layers_with_heads_of_their_own_give_a_row_the_same_bits_in_every_batch(
     tmp_path: Path, name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gemma 4: a layer that slides and one that does not, whose values are keys; both streams are handed on."""
+    """Gemma 4: a layer that slides and one that does not, whose values may be keys; both streams are handed on."""
     source, packed = tmp_path / "source", tmp_path / "packed"
     sizes = {"hidden_size": 256, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     made(source, name, **sizes, head_dim=32, global_head_dim=64, **more)
@@ -217,7 +217,7 @@ def test_packed_layers_with_heads_of_their_own_give_a_row_the_same_bits_in_every
     assert {heads.head_dim for heads in map(config.heads, range(2))} == {32, 64}
     monkeypatch.setattr(stream, "best_layout", lambda w, pair: to_fragments(w, pair) if can_be_fragments(w) else w)
     kernels = fused(config, weights)
-    n_rows = 9 if more else 16  # which takes the interpreter long
+    n_rows = 9 if more and DEVICE.type == "cpu" else 16  # which takes the interpreter long
     together = kernels.extend(PROMPT[:n_rows], "all", go_on)
     assert difference(together, plain(config, weights).extend(PROMPT[:n_rows], "all", go_on)) < 0.05
     assert together.abs().max() < config.logit_cap

@@ -105,11 +105,12 @@ def test_every_row_of_every_length_is_the_plain_modules(pair: Pair) -> None:
         found[held, n, "launched"] = errors(pair, ids, reference, held, n)
         pair.fused.after_answer()  # which records a graph of it, if it is to have one
         found[held, n, "again"] = errors(pair, ids, reference, held, n)
-    usual = max(float(rows.median()) for rows in found.values() if len(rows) >= 8)  # one alone may take other experts
+    # Of experts no pass of a few rows, which may all take others.
+    usual = max(float(rows.median()) for rows in found.values() if len(rows) >= 8 or not pair.has_experts)
     assert usual < 0.1
     # A row may be worse: what Gemma norms after a branch, and above all which experts are the best of many, which weigh
     # the more the fewer a token takes. H200, the worst of a shape by its usual: 1.2 to 1.5, Gemma 3 2.2 and 2.9,
-    # Qwen3-30B-A3B 10, Gemma-4-26B-A4B 8, gpt-oss-20b 21; plain bfloat16 is alike.
+    # Qwen3-30B-A3B 10, Gemma-4-26B-A4B 11, gpt-oss-20b 21; plain bfloat16 is alike.
     most = max((20 if pair.has_experts else 4) * usual, OTHER_EXPERTS.get(pair.name, 0.0))
     wrong = {key: float(rows.max()) for key, rows in found.items() if rows.max() > most}
     assert wrong == {}, f"usual: {usual:.4f}"
