@@ -93,18 +93,39 @@ class FusedAttention:
     def mix(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> Mixed:
         """The heads' mixture [M, H * D] of the rows' values, before the output product."""
         module, cache = self.module, run.caches[layer]
+        heads = self._heads(stream, before, run)
+        mixed: Tensor | Splits
+        if len(stream.h) <= MOST_ROWS:
+            mixed = attend_rows(heads, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)
+        else:
+            mixed = attend_prompt(
+                place_heads(heads, cache, run.start),
+                cache,
+                run.start,
+                first=run.first,
+                window=module.window,
+                sinks=self.sinks,
+                scale=module.scale,
+            )
+        return self._gated(mixed, heads.qkv) if module.is_gated else mixed
+
+    def keep(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> None:
+        """Put the keys and values of a prompt's rows into the cache, whose mixtures nobody asks for."""
+        place_heads(self._heads(stream, before, run), run.caches[layer], run.start)
+
+    def _heads(self, stream: Stream, before: Norm | None, run: FusedPass) -> Heads:
+        module = self.module
         qkv: Tensor | Parts
         sums = None
-        is_few = len(stream.h) <= MOST_ROWS
         if module.norm == "row" and module.head_dim % COLUMNS_OF_SUM == 0:
             qkv, sums = multiply_with_sums(stream, before, self.qkv, self.dtype)
-        elif is_few or module.norm == "row" or module.is_gated:
+        elif len(stream.h) <= MOST_ROWS or module.norm == "row" or module.is_gated:
             qkv = multiply(stream, before, self.qkv, self.dtype)
         else:
             qkv = multiply_in_parts(stream, before, self.qkv, self.dtype)
         run.checkpoint()
         cos, sin = run.rotations[module.rope]
-        heads = Heads(
+        return Heads(
             qkv=qkv,
             num_heads=module.num_heads,
             cos=cos,
@@ -119,20 +140,6 @@ class FusedAttention:
             has_value_norm=module.has_value_norm,
             reads_cache=module.shares_cache,
         )
-        mixed: Tensor | Splits
-        if is_few:
-            mixed = attend_rows(heads, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)
-        else:
-            mixed = attend_prompt(
-                place_heads(heads, cache, run.start),
-                cache,
-                run.start,
-                first=run.first,
-                window=module.window,
-                sinks=self.sinks,
-                scale=module.scale,
-            )
-        return self._gated(mixed, qkv) if module.is_gated else mixed
 
     def _gated(self, mixed: Tensor | Splits, qkv: Tensor | Parts) -> Mixed:
         """The mixture with its gates, which lie behind the heads of q, k and v."""
@@ -192,6 +199,11 @@ class FusedLayer:
         """Who reads the stream before this layer."""
         return reader_of(self.attention.qkv, self.before_attention)
 
+    def keep(self, stream: Stream, run: FusedPass) -> None:
+        """See FusedAttention.keep."""
+        assert isinstance(self.attention, FusedAttention)
+        self.attention.keep(stream, self.before_attention, self.kept_at, run)
+
     def __call__(self, stream: Stream, run: FusedPass, reader: Reader | None) -> Stream:
         """reader: who reads the stream after this layer."""
         run.checkpoint()
@@ -239,18 +251,26 @@ def _mlp(module: nn.Module, name: str, reader: MatrixReader) -> FusedMlp | Fused
 _FLOP_BEHIND_LAUNCHES, _FLOP_ELSEWHERE = 9e11, 5.5e11
 
 
-def _products_of(config: ModelConfig) -> tuple[int, int]:
-    """How many weights a token is multiplied by in all layers, and how wide the mixtures of all their heads are."""
-    layers, experts, numbers = config.attention_layers, config.experts, range(config.num_layers)
+def _products_of(config: ModelConfig, n_layers: int) -> tuple[int, int]:
+    """How many weights a token is multiplied by in so many layers, and how wide the mixtures of their heads are."""
+    experts, numbers = config.experts, range(n_layers)
+    layers = [layer for layer in config.attention_layers if layer < n_layers]
     has_mlps = experts is None or experts.is_beside
     widths = sum(map(config.mlp_size, numbers)) if has_mlps else 0
-    widths += 0 if experts is None else config.num_layers * experts.width_of_token
+    widths += 0 if experts is None else n_layers * experts.width_of_token
     mixed = sum(config.num_heads * config.heads(layer).head_dim for layer in layers)
     mixers = mixed + sum(map(config.qkv_size, layers))
     if config.delta is not None:
-        mixers += len(config.delta.layers) * (config.delta.channels + 2 * config.delta.values_size)
-    inputs = 0 if config.layer_inputs is None else config.num_layers * config.layer_inputs.size
+        mixers += (n_layers - len(layers)) * (config.delta.channels + 2 * config.delta.values_size)
+    inputs = 0 if config.layer_inputs is None else n_layers * config.layer_inputs.size
     return config.hidden_size * (mixers + 3 * widths + 3 * inputs), mixed
+
+
+def _last_kept(config: ModelConfig) -> int:
+    """The layer from which on a prompt's last row is enough, once the keys and values of all are kept there; the number
+    of layers where there is none, for its states follow from all rows."""
+    last = max(config.caching_layers, default=-1)
+    return config.num_layers if any(map(config.has_delta, range(last + 1, config.num_layers))) else last
 
 
 class FusedDecoder:
@@ -271,7 +291,8 @@ class FusedDecoder:
             FusedLayer(layer, index, config.kept_at(index), f"model.layers.{index}", reader)
             for index, layer in enumerate(decoder.layers)
         ]
-        self._token_products, self._mixed = _products_of(config)
+        self._narrows_at = _last_kept(config)
+        self._token_products, self._mixed = _products_of(config, self._narrows_at)
         self.has_experts = any(isinstance(layer.mlp, FusedMoE) or layer.beside is not None for layer in self.layers)
         norm = read_norm(reader, decoder.model, "model", "norm")
         assert norm is not None
@@ -289,20 +310,18 @@ class FusedDecoder:
         slots: Sequence[DeltaSlots] = (),
         first: int | None,
         count: Tensor | None = None,
+        last: Tensor | None = None,
         n_ctx: int,
         checkpoint: Callable[[], None],
         tap: Tap | None = None,
     ) -> Stream:
         """The final residual stream of `tokens` [M] int64, at positions from `start` on; the caches hold them then.
 
-        slots, first, count: see FusedPass. n_ctx: see Decoder.frequencies. tap: see
-        blocks.Tap; it hears the stream itself, which is float32 and changes in place.
+        slots, first, count: see FusedPass. last: the row whose stream alone is asked for, int64 [1] on the device, and
+        the others go no further than what is kept of them; None: all. n_ctx: see Decoder.frequencies. tap: see
+        blocks.Tap; it hears the stream itself, of all rows, which is float32 and changes in place.
         """
-        ropes = self.decoder.config.ropes
-        rotations = {
-            name: angles(start, len(tokens), frequencies, ropes[name].attention_factor)
-            for name, frequencies in self.decoder.frequencies(n_ctx, self.device).items()
-        }
+        narrows_at = len(self.layers) if tap is not None else self._narrows_at
         h, squares = embed(tokens, self.embedding, self.factor, self.eps)
         stream = Stream(h=h, eps=self.eps, squares=squares)
         run = FusedPass(
@@ -312,17 +331,33 @@ class FusedDecoder:
             start=start,
             first=first,
             count=count,
-            rotations=rotations,
+            rotations=self._rotations(start, len(tokens), n_ctx),
             checkpoint=checkpoint,
         )
         readers = [layer.reader for layer in self.layers[1:]] + [matrix_reader(self.head, self.norm)]
         for layer, reader in zip(self.layers, readers, strict=True):
             if tap is not None:
                 tap(layer.index, stream.h)
+            if last is not None and layer.index == narrows_at:
+                layer.keep(stream, run)
+                stream, run = stream.row(last), self._run_of_row(run, last, n_ctx)
             stream = layer(stream, run, reader)
         if tap is not None:
             tap(len(self.layers), stream.h)
-        return stream
+        return stream.row(last) if last is not None and narrows_at == len(self.layers) else stream
+
+    def _rotations(self, start: Tensor, n_rows: int, n_ctx: int) -> dict[RopeName, tuple[Tensor, Tensor]]:
+        ropes = self.decoder.config.ropes
+        return {
+            name: angles(start, n_rows, frequencies, ropes[name].attention_factor)
+            for name, frequencies in self.decoder.frequencies(n_ctx, self.device).items()
+        }
+
+    def _run_of_row(self, run: FusedPass, row: Tensor, n_ctx: int) -> FusedPass:
+        """The pass of one of its rows alone, of which everything is kept."""
+        start = (run.start + row).to(torch.int32)
+        inputs = None if run.inputs is None else run.inputs.index_select(0, row)
+        return replace(run, start=start, first=None, inputs=inputs, rotations=self._rotations(start, 1, n_ctx))
 
     def logits(self, stream: Stream, rows: slice = slice(None)) -> Logits:
         """The logits of those rows of the stream."""

@@ -65,6 +65,7 @@ class FusedExecution:
         self._tokens, self._start, self._position = self._inputs.tokens, self._inputs.start, self._inputs.position
         self._count = torch.ones(1, dtype=torch.int64, device=device)  # rows of a chain's step that are not filling
         self._prompt_count = torch.ones(1, dtype=torch.int32, device=device)  # the same of a prompt
+        self._prompt_last = torch.zeros(1, dtype=torch.int64, device=device)  # the last of its rows
         self._place = torch.zeros(1, dtype=torch.int32, device=device)  # for launch_early
         self._guesses = Guesses(device)
         self._prompt_ids: Tensor | None = None
@@ -108,9 +109,8 @@ class FusedExecution:
                 ].clone()
                 rows = {"none": logits[:0], "last": logits[-1:], "all": logits}[wanted]
             else:
-                stream = self._affordable_prompt(ids, first, checkpoint)
-                part = {"none": slice(0, 0), "last": slice(n_tokens - 1, n_tokens), "all": slice(n_tokens)}[wanted]
-                rows = stream.h[:0] if wanted == "none" else self._opened().logits(stream, part).values
+                stream = self._affordable_prompt(ids, first, checkpoint, is_whole=wanted == "all")
+                rows = stream.h[:0] if wanted == "none" else self._opened().logits(stream, slice(n_tokens)).values
             self._text.put(first, ids)
         self.cache.advance(n_tokens)
         return rows
@@ -134,7 +134,7 @@ class FusedExecution:
             if not is_greedy:
                 self._request(params)
                 self._position.fill_(first + n_tokens)
-            token = self._choose(self._opened().logits(stream, slice(n_tokens - 1, n_tokens)), is_greedy)
+            token = self._choose(self._opened().logits(stream), is_greedy)
             self._text.put(first, ids)
         self.cache.advance(n_tokens)
         return lambda: int(token.item())
@@ -146,10 +146,12 @@ class FusedExecution:
         self._start.fill_(self.cache.length)
         return sent.to(device, non_blocking=True)
 
-    def _affordable_prompt(self, tokens: Tensor, first: int, checkpoint: Callable[[], None]) -> Stream:
+    def _affordable_prompt(
+        self, tokens: Tensor, first: int, checkpoint: Callable[[], None], *, is_whole: bool = False
+    ) -> Stream:
         """See _prompt. Recorded graphs hold memory that no other pass can use: they are given up where it is short."""
         try:
-            return self._prompt(tokens, first, checkpoint)
+            return self._prompt(tokens, first, checkpoint, is_whole=is_whole)
         except torch.OutOfMemoryError:
             if not self._graphs.nbytes:
                 raise
@@ -158,30 +160,34 @@ class FusedExecution:
                 raise
         self._graphs.forget()
         torch.cuda.empty_cache()
-        return self._prompt(tokens, first, checkpoint)
+        return self._prompt(tokens, first, checkpoint, is_whole=is_whole)
 
-    def _prompt(self, tokens: Tensor, first: int, checkpoint: Callable[[], None]) -> Stream:
-        """The stream of `tokens` [n], after `first` others, its rows filled up where the launches take longest.
+    def _prompt(self, tokens: Tensor, first: int, checkpoint: Callable[[], None], *, is_whole: bool) -> Stream:
+        """The stream of the last of `tokens` [n], after `first` others, or of all, its rows filled up then.
 
-        Those passes are filled up whether a graph replays them or not: the bits of a row depend on the number of rows.
+        Rows are filled up where the launches take longest, whether a graph replays them or not: the bits of a row
+        depend on the number of rows.
         """
         decoder, n_tokens = self._opened(), len(tokens)
         if self.cache.states is not None:
             self._prompt_count.fill_(n_tokens)
+        last = None if is_whole else self._prompt_last.fill_(n_tokens - 1)
         n_rows = filled_up_prompt(n_tokens, self.cache.n_ctx - first)
         if n_rows is None or not decoder.waits_for_launches(n_rows, first):
             self._reserve(first + n_tokens)
-            return self._hidden(tokens, first, checkpoint, self._long_tap(n_tokens))
+            return self._hidden(tokens, first, checkpoint, self._long_tap(n_tokens), last)
         self._reserve(first + n_rows)
         prompt = self._prompt_tokens(n_rows)
         prompt[:n_tokens].copy_(tokens)
         known = first if first == 0 else None
-        key = ("prompt", n_rows, known)
+        key = ("prompt", n_rows, known, is_whole)
         checkpoint()
         if self._capture is not None:
-            return self._hidden(prompt, known, checkpoint, self._long_tap(n_tokens))
+            return self._hidden(prompt, known, checkpoint, self._long_tap(n_tokens), last)
         found: Stream = self._graphs.run_or_note(
-            key, lambda: self._hidden(prompt, known, checkpoint), lambda: self._hidden(prompt, known, go_on)
+            key,
+            lambda: self._hidden(prompt, known, checkpoint, last=last),
+            lambda: self._hidden(prompt, known, go_on, last=last),
         )
         return found
 
@@ -284,7 +290,7 @@ class FusedExecution:
                 else:
                     ids = torch.zeros(n_rows, dtype=torch.int64, device=decoder.device)
                     for first in (0, None):
-                        decoder.logits(self._hidden(ids, first, go_on), slice(n_rows - 1, None))
+                        decoder.logits(self._hidden(ids, first, go_on, last=self._prompt_last))
 
     def capture(self, layers: Sequence[int]) -> None:
         decoder = self._opened()
@@ -396,7 +402,12 @@ class FusedExecution:
         return self._opened().logits(self._hidden(self._tokens[:n_rows], None, go_on, tap))
 
     def _hidden(
-        self, tokens: Tensor, first: int | None, checkpoint: Callable[[], None], tap: Tap | None = None
+        self,
+        tokens: Tensor,
+        first: int | None,
+        checkpoint: Callable[[], None],
+        tap: Tap | None = None,
+        last: Tensor | None = None,
     ) -> Stream:
         cache = self.cache
         kept = () if cache.states is None else zip(cache.states.matrices, cache.states.past, strict=True)
@@ -407,6 +418,7 @@ class FusedExecution:
             slots=[DeltaSlots(states=states, past=past) for states, past in kept],
             first=first,
             count=self._prompt_count if len(tokens) > MOST_ROWS else None,
+            last=last,
             n_ctx=cache.n_ctx,
             checkpoint=checkpoint,
             tap=tap,

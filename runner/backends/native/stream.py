@@ -39,6 +39,11 @@ class Stream:
     squares: Squares
     ready: Int8Fragments | Int8Blocks | None = None
 
+    def row(self, number: Tensor) -> Stream:
+        """The stream of one token. number: int64 [1], on the device."""
+        parts = self.squares.parts.index_select(0, number)
+        return Stream(h=self.h.index_select(0, number), eps=self.eps, squares=replace(self.squares, parts=parts))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:

@@ -16,7 +16,7 @@ import tiny_models
 import torch
 
 from runner.backends.native import fused_moe, kv_cache, stream
-from runner.backends.native.execution import PlainExecution
+from runner.backends.native.execution import PlainExecution, Wanted
 from runner.backends.native.fused import FusedDecoder, FusedMlp, _products_of
 from runner.backends.native.fused_execution import FusedExecution
 from runner.backends.native.fused_moe import FusedMoE
@@ -117,6 +117,26 @@ def test_every_architecture_is_what_its_modules_compute(tmp_path: Path, name: st
 
 
 SMALL_GEMMA4 = "gemma4-inputs-by-layer-and-shared-caches"
+# Of layers 2 and 3, which keep nothing, the last row alone is computed; and of a state's layer, were it last, all rows.
+NARROWED = {
+    "qwen3": {},
+    "gpt-oss": {},
+    "olmo2": {},
+    "qwen3-5-moe": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen3-5": {"layer_types": ["full_attention", "linear_attention"]},
+    SMALL_GEMMA4: {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
+}
+
+
+@pytest.mark.parametrize("name", NARROWED)
+def test_the_last_row_alone_keeps_what_all_rows_do(tmp_path: Path, name: str) -> None:
+    config, weights = made(tmp_path, name, **NARROWED[name])
+    reference, kernels = plain(config, weights), fused(config, weights)
+    parts: tuple[tuple[list[int], Wanted], ...] = ((PROMPT, "none"), (PROMPT[::-1], "last"), ([9], "last"))
+    for tokens, wanted in parts:
+        right, found = (execution.extend(tokens, wanted, go_on) for execution in (reference, kernels))
+        assert len(found) == len(right) == (0 if wanted == "none" else 1)
+        assert wanted == "none" or difference(found, right) < 2e-5
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])

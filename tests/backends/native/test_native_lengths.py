@@ -16,7 +16,7 @@ from random_models import fused_execution, write_directory
 from shapes import config_of
 from torch import Tensor
 
-from runner.backends.native.execution import Execution, PlainExecution
+from runner.backends.native.execution import Execution, PlainExecution, Wanted
 from runner.backends.native.fused_execution import FusedExecution
 from runner.backends.native.kv_cache import KvCache
 from runner.backends.native.loader import load_model
@@ -84,16 +84,18 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     fused.release()
 
 
-def logits(execution: Execution, tokens: list[int], held: int) -> Tensor:
-    """Of all tokens, after `held` others that the cache holds."""
+def logits(execution: Execution, tokens: list[int], held: int, wanted: Wanted = "all") -> Tensor:
+    """Of all tokens, or the last of them, after `held` others that the cache holds."""
     execution.cache.truncate(held)
-    return execution.extend(tokens, "all", lambda: None).float().clone() if tokens else torch.empty(0)
+    return execution.extend(tokens, wanted, lambda: None).float().clone() if tokens else torch.empty(0)
 
 
 def errors(pair: Pair, ids: list[int], reference: Tensor, held: int, n: int) -> Tensor:
-    """Of each row of a pass, how far its logits are from the plain ones, in parts of these."""
-    logits(pair.fused, ids[:held], 0)
-    found, right = logits(pair.fused, ids[held : held + n], held), reference[held : held + n]
+    """How far logits of a pass are from the plain ones, in parts of these: of each row, and of the last one alone."""
+    logits(pair.fused, ids[:held], 0, "none")
+    tokens, right = ids[held : held + n], reference[held : held + n]
+    found = torch.cat([logits(pair.fused, tokens, held), logits(pair.fused, tokens, held, "last")])
+    right = torch.cat([right, right[-1:]])
     return (found - right).norm(dim=1) / right.norm(dim=1)
 
 
