@@ -385,10 +385,10 @@ def test_a_prompt_is_filled_up_and_replayed_and_gives_what_it_gives_alone(tiny: 
         prompt = [3 + (7 * i + first + n_tokens) % 50 for i in range(n_tokens)]
         for execution in (reference, filled):
             execution.cache.truncate(first)
-        found, wanted = (execution.extend(prompt, "all", go_on) for execution in (filled, reference))
+        found, wanted = (execution.extend(prompt, "last", go_on) for execution in (filled, reference))
         assert filled.cache.length == first + n_tokens
         assert difference(found, wanted) < 1e-5, (first, n_tokens)
-    assert list(graphs._noted) == [("prompt", 32, 0), ("prompt", 32, None)]
+    assert list(graphs._noted) == [("prompt", 32, 0, False), ("prompt", 32, None, False)]
 
 
 def test_a_prompt_is_as_long_as_it_is_where_there_is_no_room_and_where_the_device_takes_longest(
@@ -422,7 +422,7 @@ def test_large_models_and_long_prompts_do_not_wait_for_launches(
         "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128
     }  # fmt: skip
     config = dataclasses.replace(decoder.decoder.config, **llama_8b)  # type: ignore[arg-type]
-    decoder._token_products, decoder._mixed = _products_of(config)
+    decoder._token_products, decoder._mixed = _products_of(config, config.num_layers)
     assert all(decoder.waits_for_launches(*prompt) for prompt in waiting)
     assert not any(decoder.waits_for_launches(*prompt) for prompt in others)
 
