@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +55,28 @@ def _read(hint: Any, plain: Any) -> Any:
     if hint is Path:
         return Path(plain)
     return plain
+
+
+def fits(hint: Any, value: Any, is_sound: Callable[[float], bool] = lambda _: True) -> bool:
+    """Whether a value is of the annotated type, down to the numbers of its lists: what `from_plain` leaves to the types
+    that it is given. is_sound: what numbers are asked besides."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(arg, value, is_sound) for arg in args)
+    if origin is typing.Literal:
+        return value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(fits(args[0], item, is_sound) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(args[1], item, is_sound) for item in value.values())
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        hints = _hints(hint)
+        return type(value) is hint and all(fits(hints[name], item, is_sound) for name, item in vars(value).items())
+    if hint in (int, float):
+        return type(value) in ({int} if hint is int else {int, float}) and is_sound(value)
+    return isinstance(value, hint)
 
 
 def _accepts(hint: Any, plain: Any) -> bool:

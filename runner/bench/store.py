@@ -6,21 +6,18 @@ neither how runs are measured nor how they are shown.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from runner.bench.record import SCHEMA, BenchRun, run_from_json, run_to_json
 from runner.errors import BusyError, RunnerError, UsageError
 from runner.paths import open_private, private_directory
+from runner.wire import fits
 
 _LOCK_PATIENCE_S: Final = 10.0
 _ABSURD: Final = 1 << 63  # no number of a run is as large, or as small but 0; squares and quotients are still numbers
@@ -118,35 +115,13 @@ def sound_run(plain: Any) -> BenchRun:
     if not isinstance(plain, dict):
         raise ValueError("it is no JSON object")
     run = run_from_json({key: value for key, value in plain.items() if key != "results"})
-    if not _is_of(BenchRun, run):
+    if not fits(BenchRun, run, _is_sound):
         raise ValueError("it is damaged: a value is of another type than it should be")
     return run
 
 
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _is_of(hint: Any, value: Any) -> bool:
-    """Whether a value from JSON is of an annotated type: what `from_plain` leaves to the types that it is given."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_is_of(argument, value) for argument in arguments)
-    if origin is typing.Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_is_of(arguments[0], item) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_is_of(arguments[1], item) for item in value.values())
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        hints = _hints(hint)
-        return type(value) is hint and all(_is_of(hints[name], item) for name, item in vars(value).items())
-    if hint is float:
-        return type(value) in (int, float) and (not value or 1 / _ABSURD < abs(value) < _ABSURD)
-    return type(value) is hint and not (hint is int and abs(value) >= _ABSURD)
+def _is_sound(number: float) -> bool:
+    return not number or 1 / _ABSURD < abs(number) < _ABSURD
 
 
 # --- finding runs ----------------------------------------------------------------------------------------------------

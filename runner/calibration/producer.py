@@ -199,7 +199,7 @@ class _Work:
         with torch.device("meta"):
             self._decoder = build(_config(plan))
         self._groups = [groups_of(layer) for layer in self._decoder.layers]
-        widest = max(plan.config.hidden_size, *map(plan.config.mlp_size, range(plan.config.num_layers)))
+        widest = max(plan.config.hidden_size, plan.config.widest_mlp)
         self._batch = max(1, _BATCH_WEIGHTS[device.type] // (widest * _LENGTH))
 
     def alone(self, tensors: list[TensorPlan]) -> Iterator[tuple[str, Encoded]]:

@@ -5,13 +5,11 @@ The file beside a head that `runner draft show` reads. It knows nothing of tenso
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal
 
 from runner.closed import cannot_read, closed
 from runner.draft_training.checkpoint import Watched
@@ -19,7 +17,7 @@ from runner.draft_training.measure import Measured
 from runner.draft_training.settings import TrainingSettings
 from runner.errors import BadModelFile, UsageError
 from runner.quant.json_file import read_json
-from runner.wire import from_plain, to_plain
+from runner.wire import fits, from_plain, to_plain
 
 REPORT_NAME: Final = "training.json"
 SCHEMA: Final = "runner.draft/1"
@@ -90,22 +88,8 @@ def read_report(directory: Path) -> Report:
         )
     try:
         report = from_plain(Report, plain)
-        if not _fits(Report, report):
+        if not fits(Report, report):
             raise TypeError("not all of it is of the type that it should have")
         return report
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadModelFile(f"{path} cannot be read: {error}.", hint="Train the head again.") from error
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    """Whether a value is of the type that a field of a report says, down to the numbers of its lists."""
-    origin, args = get_origin(hint), get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return all(_fits(of, getattr(value, name)) for name, of in get_type_hints(hint).items())
-    if origin is Literal:
-        return value in args
-    if origin in (Union, UnionType):
-        return any(_fits(arg, value) for arg in args)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(args[0], item) for item in value)
-    return isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))

@@ -260,6 +260,16 @@ class ModelConfig:
         return self.intermediate_size * (2 if is_wide else 1)
 
     @property
+    def widest_mlp(self) -> int:
+        """The largest intermediate_size of a layer."""
+        return max(map(self.mlp_size, range(self.num_layers)))
+
+    @property
+    def inputs_size(self) -> int:
+        """What all layers get of a token beside the stream, together; 0 where they get nothing."""
+        return 0 if self.layer_inputs is None else self.num_layers * self.layer_inputs.size
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that have attention."""
         return tuple(layer for layer in range(self.num_layers) if not self.has_delta(layer))

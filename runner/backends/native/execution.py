@@ -164,9 +164,7 @@ class PlainExecution:
         config = self._decoder.config
         qkv = max(map(config.qkv_size, config.attention_layers), default=0)
         mixed = 0 if config.delta is None else 2 * config.delta.channels + 2 * config.delta.values_size
-        widest = max(map(config.mlp_size, range(config.num_layers)))
-        inputs = 0 if config.layer_inputs is None else 3 * config.num_layers * config.layer_inputs.size
-        row = 4 * config.hidden_size + 2 * widest + 2 * max(qkv, mixed) + inputs
+        row = 4 * config.hidden_size + 2 * config.widest_mlp + 2 * max(qkv, mixed) + 3 * config.inputs_size
         return 4 * (self._chunk * row + config.vocab_size)
 
     def extend(self, tokens: Sequence[int], wanted: Wanted, checkpoint: Callable[[], None]) -> Tensor:

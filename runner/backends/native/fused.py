@@ -37,6 +37,7 @@ from runner.backends.native.stream import (
     normed,
     read_gated,
     read_norm,
+    read_optional_norm,
     read_product,
     reader_of,
 )
@@ -86,8 +87,8 @@ class FusedAttention:
         names = names[:1] if module.shares_cache else names[:2] if module.shares_projection else names
         self.qkv = read_gated(reader, name, module) if module.is_gated else read_product(reader, name, names)
         self.o = read_product(reader, name, ["o_proj"])
-        self.q_gain = read_norm(reader, module, name, "q_norm" if module.q_norm is not None else None)
-        self.k_gain = read_norm(reader, module, name, "k_norm" if module.k_norm is not None else None)
+        self.q_gain = read_optional_norm(reader, module, name, "q_norm" if module.q_norm is not None else None)
+        self.k_gain = read_optional_norm(reader, module, name, "k_norm" if module.k_norm is not None else None)
         self.sinks = reader.vector(f"{name}.sinks") if module.sinks is not None else None
 
     def mix(self, stream: Stream, before: Norm | None, layer: int, run: FusedPass) -> Mixed:
@@ -181,10 +182,10 @@ class FusedLayer:
         self.kept_at = kept_at
         self.dtype = reader.dtype
         norms = module.norms
-        self.before_attention = read_norm(reader, module, name, norms.before_attention)
-        self.after_attention = read_norm(reader, module, name, norms.after_attention)
-        self.before_mlp = read_norm(reader, module, name, norms.before_mlp)
-        self.after_mlp = read_norm(reader, module, name, norms.after_mlp)
+        self.before_attention = read_optional_norm(reader, module, name, norms.before_attention)
+        self.after_attention = read_optional_norm(reader, module, name, norms.after_attention)
+        self.before_mlp = read_optional_norm(reader, module, name, norms.before_mlp)
+        self.after_mlp = read_optional_norm(reader, module, name, norms.after_mlp)
         self.attention = _attention(module, name, reader)
         self.mlp = _mlp(module.mlp, f"{name}.mlp", reader)
         self.beside = FusedBeside(module, name, reader) if isinstance(module, LayerWithExperts) else None
@@ -294,9 +295,7 @@ class FusedDecoder:
         self._narrows_at = _last_kept(config)
         self._token_products, self._mixed = _products_of(config, self._narrows_at)
         self.has_experts = any(isinstance(layer.mlp, FusedMoE) or layer.beside is not None for layer in self.layers)
-        norm = read_norm(reader, decoder.model, "model", "norm")
-        assert norm is not None
-        self.norm = norm
+        self.norm = read_norm(reader, decoder.model, "model", "norm")
         self.head = self.embedding if decoder.lm_head is None else laid_out(reader.matrix("lm_head.weight"))
         reader.require_all_read()
         self.nbytes = reader.nbytes

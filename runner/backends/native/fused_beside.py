@@ -22,9 +22,9 @@ class FusedBeside:
     """What a layer has beside its MLP. name: the layer's."""
 
     def __init__(self, module: LayerWithExperts, name: str, reader: MatrixReader) -> None:
-        self.after_dense = _norm(module, name, AFTER_DENSE, reader)
-        self.before_experts = _norm(module, name, BEFORE_EXPERTS, reader)
-        self.after_experts = _norm(module, name, AFTER_EXPERTS, reader)
+        self.after_dense = read_norm(reader, module, name, AFTER_DENSE)
+        self.before_experts = read_norm(reader, module, name, BEFORE_EXPERTS)
+        self.after_experts = read_norm(reader, module, name, AFTER_EXPERTS)
         # A norm without weights, whose factors are the router's.
         scale = reader.vector(f"{name}.router.scale")
         of_router = Norm(gain=scale * scale.numel() ** -0.5, eps=module.router.eps)
@@ -44,9 +44,3 @@ class FusedBeside:
         squares = sum_normed(y, of_y, self.after_dense.gain, z, of_z, self.after_experts.gain)
         fitting = reader_for(reader, len(y), down)
         return add_normed_branch(stream, y, squares, after, fitting, scale)
-
-
-def _norm(module: LayerWithExperts, name: str, leaf: str, reader: MatrixReader) -> Norm:
-    found = read_norm(reader, module, name, leaf)
-    assert found is not None
-    return found

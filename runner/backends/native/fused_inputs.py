@@ -34,9 +34,7 @@ class FusedInputs:
         self.table = reader.matrix(f"{name}.embed_tokens_per_layer.weight")
         self.factor = module.embed_tokens_per_layer.factor(reader.dtype)
         self.projection = read_product(reader, name, ["per_layer_model_projection"])
-        norm = read_norm(reader, module, name, "per_layer_projection_norm")
-        assert norm is not None
-        self.norm = norm
+        self.norm = read_norm(reader, module, name, "per_layer_projection_norm")
 
     def __call__(self, tokens: Tensor, stream: Stream) -> Tensor:
         """What all layers get, side by side [M, L * P], of the tokens whose embeddings are the stream."""

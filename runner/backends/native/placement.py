@@ -133,9 +133,7 @@ def prefill_chunk(config: ModelConfig, placement: Placement, options: LoadOption
         return options.chunk(is_native_gpu=True)
     channels = 0 if config.delta is None else config.delta.channels
     queries = max(map(config.queries_size, config.attention_layers), default=0)
-    inputs = 0 if config.layer_inputs is None else config.num_layers * config.layer_inputs.size
-    widest = max(map(config.mlp_size, range(config.num_layers)))
-    largest = config.hidden_size * max(widest, queries, channels, inputs)
+    largest = config.hidden_size * max(config.widest_mlp, queries, channels, config.inputs_size)
     return max(1, min(options.chunk(), int(_FLOP_BETWEEN_CHECKS / (2 * largest))))
 
 

@@ -251,10 +251,13 @@ def laid_out(w: Matrix, pair: int = 0) -> Matrix:
     return best_layout(w, pair)
 
 
-def read_norm(reader: MatrixReader, module: nn.Module, name: str, leaf: str | None) -> Norm | None:
-    """The norm `leaf` of a module, whose name in the checkpoint is `name`; None for None."""
-    if leaf is None:
-        return None
+def read_optional_norm(reader: MatrixReader, module: nn.Module, name: str, leaf: str | None) -> Norm | None:
+    """See read_norm; None for None."""
+    return None if leaf is None else read_norm(reader, module, name, leaf)
+
+
+def read_norm(reader: MatrixReader, module: nn.Module, name: str, leaf: str) -> Norm:
+    """The norm `leaf` of a module, whose name in the checkpoint is `name`."""
     norm = module.get_submodule(leaf)
     assert isinstance(norm, RmsNorm)
     return Norm(gain=norm.gain_of(reader.vector(f"{name}.{leaf}.weight")), eps=norm.eps)
