@@ -42,13 +42,15 @@ MIXES = {
 _BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "mxfp4_moe": Type.Q8_0}
 _OF_ODD_ROWS = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # that blocks of 256 do not fill
 _GGUF_NAMES = {
-    "gemma3_text": "gemma3", "gemma4_text": "gemma4", "gpt_oss": "gpt-oss", "granite": "granite", "llama": "llama",
-    "ministral3": "mistral3", "mistral": "llama", "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3",
-    "qwen3_5_moe_text": "qwen35moe", "qwen3_5_text": "qwen35", "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
+    "gemma2": "gemma2", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "gpt_oss": "gpt-oss", "granite": "granite",
+    "llama": "llama", "ministral3": "mistral3", "mistral": "llama", "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2",
+    "qwen3": "qwen3", "qwen3_5_moe_text": "qwen35moe", "qwen3_5_text": "qwen35", "qwen3_moe": "qwen3moe",
+    "smollm3": "smollm3",
 }  # fmt: skip
 _NORMS = {
-    "gemma3_text": blocks.NORMS_AROUND, "gemma4_text": blocks.NORMS_AROUND, "gpt_oss": blocks.NORMS_AS_CALLED,
-    "olmo2": blocks.NORMS_AFTER, "qwen3_5_moe_text": blocks.NORMS_AS_CALLED, "qwen3_5_text": blocks.NORMS_AS_CALLED,
+    "gemma2": blocks.NORMS_AROUND, "gemma3_text": blocks.NORMS_AROUND, "gemma4_text": blocks.NORMS_AROUND,
+    "gpt_oss": blocks.NORMS_AS_CALLED, "olmo2": blocks.NORMS_AFTER, "qwen3_5_moe_text": blocks.NORMS_AS_CALLED,
+    "qwen3_5_text": blocks.NORMS_AS_CALLED,
 }  # fmt: skip
 _ROPE_FACTORS = "rope_freqs.weight"  # what frequencies are divided by; 1e30 where a pair is not turned
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
@@ -221,6 +223,10 @@ def write_gguf(target: Path, shape: Mapping[str, Any], mix: str) -> int:
                 writer.add_expert_shared_feed_forward_length(config.experts.shared_size)
         if config.sliding_window is not None:
             writer.add_sliding_window(config.sliding_window)
+        if config.logit_cap is not None:
+            writer.add_final_logit_softcapping(config.logit_cap)
+        if config.score_cap is not None:
+            writer.add_attn_logit_softcapping(config.score_cap)
         writer.add_file_type(int(MIXES[mix]))
         writer.add_quantization_version(QUANTIZATION_VERSION)
         write_vocabulary(writer, read_vocabulary(builtin("models") / "demo", config.vocab_size))
@@ -252,8 +258,6 @@ def _write_heads_of_layers(writer: GGUFWriter, config: ModelConfig) -> None:
     if len(set(widths)) > 1:
         del writer.kv_data[0][Keys.LLM.FEED_FORWARD_LENGTH.format(arch=writer.arch)]
         writer.add_feed_forward_length(widths)
-    if config.logit_cap is not None:
-        writer.add_final_logit_softcapping(config.logit_cap)
 
 
 def _append(target: Path, tensors: list[Planned], alignment: int) -> int:

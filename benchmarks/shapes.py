@@ -27,6 +27,11 @@ _QWEN2 = {
     "rope_theta": 1e6,
     "max_position_embeddings": 32768,
 }
+_GEMMA2 = (
+    {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "rms_norm_eps": 1e-6, "head_dim": 256}
+    | {"vocab_size": 256000, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096}
+    | {"max_position_embeddings": 8192, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
+)
 _GEMMA = (
     {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "rms_norm_eps": 1e-6}
     | {"vocab_size": 262144, "hidden_activation": "gelu_pytorch_tanh", "sliding_window_pattern": 6}
@@ -130,6 +135,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True}
     | {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
     | {"logits_scaling": 8.0, "rope_theta": 1e7, "max_position_embeddings": 131072},
+    "gemma-2-2b": _GEMMA2
+    | {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
+    | {"num_attention_heads": 8, "num_key_value_heads": 4},
+    "gemma-2-9b": _GEMMA2
+    | {"hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8},
     "gemma-3-1b": _GEMMA
     | {"hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "sliding_window": 512}
     | {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256}

@@ -141,7 +141,19 @@ def test_what_a_real_config_says_is_read(shared_data: Path) -> None:
 
 @pytest.mark.parametrize(
     "model_type",
-    ["llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma3_text", "phi3", "olmo2", "smollm3", "granite"],
+    [
+        "llama",
+        "mistral",
+        "ministral3",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "olmo2",
+        "smollm3",
+        "granite",
+    ],
 )
 def test_missing_keys_have_the_defaults_of_transformers(model_type: str) -> None:
     theirs = AutoConfig.for_model(model_type)

@@ -72,6 +72,18 @@ def test_gemmas_two_rotary_embeddings_are_read_under_old_and_new_names() -> None
     assert (half.rope_theta, half.local_rope_theta) == (7e5, 9e3)
 
 
+def test_gemma_2_caps_scores_and_logits_and_every_other_layer_has_a_window() -> None:
+    published = {"model_type": "gemma2", "num_hidden_layers": 5, "sliding_window": 64, "sliding_window_size": 64}
+    config = parse_model_config(published | {"query_pre_attn_scalar": 144, "hidden_act": "gelu_pytorch_tanh"})
+    assert (config.score_cap, config.logit_cap, config.attention_scale) == (50.0, 30.0, 1 / 12)
+    assert (config.sliding_window, config.sliding_layers, config.qk_norm) == (64, (0, 2, 4), "none")
+    assert (config.norms, config.norm_offset, config.local_rope_theta) == ("around", 1.0, None)
+    free = parse_model_config(published | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (free.score_cap, free.logit_cap) == (None, None)
+    with pytest.raises(BadModelFile, match="attn_logit_softcapping"):
+        parse_model_config(published | {"attn_logit_softcapping": 0.0})
+
+
 @pytest.mark.parametrize(("scalar", "scale"), [(168, 168**-0.5), (256, None), (None, None)])
 def test_gemmas_scores_are_scaled_by_a_key_of_its_own(scalar: int | None, scale: float | None) -> None:
     config = gemma() if scalar is None else gemma(query_pre_attn_scalar=scalar)

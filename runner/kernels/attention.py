@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -12,17 +13,27 @@ from runner.kernels.kv_layer import LayerCache, read_ref
 
 
 def attend_ref(
-    q: Tensor, cache: LayerCache, start: int, *, window: int | None, sinks: Tensor | None, scale: float
+    q: Tensor,
+    cache: LayerCache,
+    start: int,
+    *,
+    window: int | None,
+    sinks: Tensor | None,
+    scale: float,
+    cap: float | None = None,
 ) -> Tensor:
     """softmax(scale * q k^T) v with the causal mask, the window's, and sinks; computed in the dtype of q.
 
     q: [M, H, D] at positions start, start + 1, ...; row m sees positions from start + m - window + 1 to start + m.
-    sinks: [H], logits that have a part in the softmax and no value (gpt-oss). Returns [M, H * D].
+    sinks: [H], logits that have a part in the softmax and no value (gpt-oss). cap: c, where scores are
+    c * tanh(scores / c) (Gemma 2). Returns [M, H * D].
     """
     n_rows, num_heads, _ = q.shape
     keys, values = read_ref(cache, start + n_rows, q.dtype)
     grouped = q.transpose(0, 1).unflatten(0, (cache.num_kv_heads, -1))  # [G, H / G, M, D]
     scores = scale * (grouped @ keys[:, None].transpose(-2, -1))
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     query = start + torch.arange(n_rows, device=q.device)[:, None]
     key = torch.arange(start + n_rows, device=q.device)[None, :]
     is_seen = (key <= query) & (key > query - (start + n_rows if window is None else window))
@@ -49,6 +60,11 @@ def multiplied_in(q: Tensor, cache: LayerCache) -> torch.dtype:
     if q.dtype == torch.bfloat16 and cache.is_int8:
         return torch.bfloat16
     return q.dtype if q.dtype == cache.keys.dtype else torch.float32
+
+
+def cap_of_powers(cap: float | None) -> float | None:
+    """A cap of scores that are exponents of 2."""
+    return None if cap is None else cap * math.log2(math.e)
 
 
 def tile_positions(block_d: int, dtype: torch.dtype, most: int) -> int:

@@ -25,8 +25,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from runner.kernels.attention import TYPES, multiplied_in, tile_positions
+from runner.kernels.attention import TYPES, cap_of_powers, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
+from runner.kernels.epilogues import p_capped
 from runner.kernels.heads import Heads, append, grown, heads_and_partners, normed_values, rstd_of_rows, turned, turns_of
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import (
@@ -67,15 +68,16 @@ def _in_two(weight, like):
 
 @triton.jit
 def _fold_tile(
-    queries, keys, values, key_scale, value_scale, group, tile, first, last, low, high, scale, top, total, mixed,
+    queries, keys, values, key_scale, value_scale, group, tile, first, last, low, high, scale, cap, top, total, mixed,
     D: tl.constexpr, TILE: tl.constexpr, EXACT: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
     """TILE positions from `tile` on into the running softmax of R queries: (top, total, mixed) before -> after.
 
     queries: [R, BLOCK_D] in the type that is multiplied in. group: where a kv head's positions begin in keys, values
     and their scales; of these only those from first to last are read. low, high: [R], the first and the last position
-    that a query sees. scale: of scores, times log2(e). top: [R], the largest score; total: [R, COLUMNS], in each column
-    the sum of 2^(score - top); mixed: [R, BLOCK_D], the values weighted by it. Sums are float32.
+    that a query sees. scale: of scores, times log2(e). cap: of scores, times log2(e), or None. top: [R], the largest
+    score; total: [R, COLUMNS], in each column the sum of 2^(score - top); mixed: [R, BLOCK_D], the values weighted by
+    it. Sums are float32.
 
     EXACT: on tensor cores, where a column of ones makes the sums (its own columns for each warp, so that none passes
     between them). Else without tensor cores, and queries are float32.
@@ -95,6 +97,8 @@ def _fold_tile(
         scores = tl.sum(queries[:, None, :] * k[None, :, :], 2) * scale
     if key_scale is not None:
         scores *= tl.load(key_scale + begin + i, mask=is_read, other=0.0)[None, :]
+    if cap is not None:
+        scores = p_capped(scores, cap)
     seen = (i[None, :] >= (low - tile)[:, None]) & (i[None, :] <= (high - tile)[:, None])
     scores = tl.where(seen, scores, -float("inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
@@ -124,7 +128,7 @@ def _fold_tile(
 @triton.jit(do_not_specialize=["n_rows", "window", "capacity", "n_splits"])
 def _attend_split(
     qkv, sums, cos, sin, q_gain, k_gain, eps, keys, values, key_scale, value_scale, start, tops, totals, mixes,
-    scale, n_rows, window, capacity, n_splits, beta, span,
+    scale, cap, n_rows, window, capacity, n_splits, beta, span,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
     HAS_SUMS: tl.constexpr, SHARES: tl.constexpr, VALUES: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROW: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
@@ -202,7 +206,7 @@ def _attend_split(
     low, high = tl.maximum(new + m - window + 1, first), tl.minimum(new + m, last)
     for tile in range(first // TILE * TILE, last + 1, TILE):
         top, total, mixed = _fold_tile(
-            queries, keys, values, key_scale, value_scale, group, tile, first, last, low, high, scale,
+            queries, keys, values, key_scale, value_scale, group, tile, first, last, low, high, scale, cap,
             top, total, mixed, D, TILE, EXACT, NVIDIA,
         )  # fmt: skip
     at = head.to(tl.int64) * n_splits + place
@@ -219,11 +223,12 @@ def attend_rows(
     window: int | None,
     sinks: Tensor | None,
     scale: float,
+    cap: float | None = None,
 ) -> Splits:
     """place_heads for M <= 16 rows, and their attention over the cache after it: of each split, for splits.combine.
 
     Row m is at position start + m, of which it sees this one and those before; with a window, the last `window` of
-    these. sinks: [H] logits without a value, or None. scale: what scores are multiplied by.
+    these. sinks: [H] logits without a value, or None. scale: what scores are multiplied by. cap: see attend_ref.
     """
     heads.check(cache, start)
     qkv, num_heads, norm = heads.qkv, heads.num_heads, heads.norm
@@ -247,7 +252,8 @@ def attend_rows(
     _attend_split[(n_blocks, cache.num_kv_heads * n_parts, n_splits)](
         qkv, qkv if heads.sums is None else heads.sums, heads.cos, heads.sin, heads.q_gain, heads.k_gain, heads.eps,
         cache.keys, cache.values, cache.key_scale, cache.value_scale, start,
-        tops, totals, mixes, scale * LOG2_E.value, n_rows, reach, cache.capacity, n_splits, beta, span,
+        tops, totals, mixes, scale * LOG2_E.value, cap_of_powers(cap), n_rows, reach, cache.capacity, n_splits,
+        beta, span,
         H=num_heads, G=cache.num_kv_heads, D=d, HALF=half, NORM=norm,
         HAS_SUMS=heads.sums is not None, SHARES=heads.shares_keys, VALUES=heads.has_value_norm,
         READS=heads.reads_cache, WIDTH=heads.width, ROWS=_rows(n_rows, norm, block_d, cache.is_int8),
@@ -339,6 +345,7 @@ def variants() -> Iterator[Variant]:
         ("bf16 d256 partly rotated, before gates", "*bf16", "head", (16, 4, 256, 32), 1),
         ("bf16 d128 that grow", "*bf16", "none", (32, 8, 128, 64), 1),
         ("bf16 d256, values normed", "*bf16", "head", (32, 16, 256, 128), 1),
+        ("bf16 d256, scores capped", "*bf16", "none", (16, 8, 256, 128), 1),
         ("bf16 d256 of another's cache", "*bf16", "head", (8, 1, 256, 128), 1),
         ("bf16 d512 of another's cache", "*bf16", "head", (8, 1, 512, 256), 16),
         ("bf16 d512, values normed, of keys", "*bf16", "head", (32, 4, 512, 256), 1),
@@ -359,7 +366,8 @@ def variants() -> Iterator[Variant]:
             signature={
                 "qkv": "*bf16", "sums": "*fp32" if has_sums else "*bf16", "cos": "*fp32", "sin": "*fp32",
                 "q_gain": gain, "k_gain": gain, "eps": "fp32", "keys": form, "values": form,
-                "scale": "fp32", "n_rows": "i32", **partial, **sizes, **optional,
+                "scale": "fp32", "cap": "fp32" if "capped" in name else None, "n_rows": "i32",
+                **partial, **sizes, **optional,
                 "beta": "fp32" if grows else None, "span": "i32" if grows else None,
             },
             constants={

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runner.kernels.attention import TYPES, check_query, multiplied_in, tile_positions
+from runner.kernels.attention import TYPES, cap_of_powers, check_query, multiplied_in, tile_positions
 from runner.kernels.compile import Variant
+from runner.kernels.epilogues import p_capped
 from runner.kernels.kv_layer import LayerCache
 from runner.kernels.splits import LOG2_E, NO_WINDOW, Splits, power_of_2, splits_of_whole_rows
 from runner.kernels.values import MULTIPROCESSORS, OPTIONS, cdiv, is_hopper, is_nvidia, next_power_of_2
@@ -25,14 +26,16 @@ from runner.kernels.values import MULTIPROCESSORS, OPTIONS, cdiv, is_hopper, is_
 
 @triton.jit
 def _fold_tile(
-    q, keys, values, key_scale, value_scale, tile, first, last, low, high, is_seen_by_all, scale, top, total, mixed,
+    q, keys, values, key_scale, value_scale, tile, first, last, low, high, is_seen_by_all, scale, cap, top, total,
+    mixed,
     D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, NVIDIA: tl.constexpr,
 ):  # fmt: skip
     """TILE positions from `tile` on into the running softmax of R queries: (top, total, mixed) before -> after.
 
     q: [R, BLOCK_D] in the type that is multiplied in. keys, values and their scales: a kv head's, of which those from
     first to last may be read. low, high: [R], the first and the last position that a query sees; is_seen_by_all: all of
-    the tile. scale: what scores are multiplied by, times log2(e), above 0. top: [R], the largest score before that;
+    the tile. scale: what scores are multiplied by, times log2(e), above 0: before a cap, which is times log2(e) too, if
+    there is one, and else behind the sums. top: [R], the largest score, before scale where that is behind;
     total: [R], the sum of 2^(scale (score - top)); mixed: [R, BLOCK_D], the values weighted by it. Sums are float32;
     the weights of values are rounded to the type of q.
     """
@@ -47,6 +50,9 @@ def _fold_tile(
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if key_scale is not None:
         scores *= tl.load(key_scale + at, mask=at_ok, other=0.0)[None, :]
+    if cap is not None:
+        scores = p_capped(scores * scale, cap)
+        scale = 1.0
     if not is_seen_by_all:
         seen = (at[None, :] >= low[:, None]) & (at[None, :] <= high[:, None])
         scores = tl.where(seen, scores, -float("inf"))
@@ -63,7 +69,8 @@ def _fold_tile(
 
 @triton.jit(do_not_specialize=["n_rows", "window", "capacity"])
 def _attend_prompt(
-    q, keys, values, key_scale, value_scale, sinks, out, tops, totals, mixes, scale, n_rows, start, window, capacity,
+    q, keys, values, key_scale, value_scale, sinks, out, tops, totals, mixes, scale, cap, n_rows, start, window,
+    capacity,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, TYPE: tl.constexpr, BRANCHES: tl.constexpr,
     NVIDIA: tl.constexpr,
@@ -109,11 +116,11 @@ def _attend_prompt(
             is_seen_by_all = False
         top, total, mixed = _fold_tile(
             queries, keys + group * D, values + group * D, key_scale, value_scale, tile, first, last, low, high,
-            is_seen_by_all, scale, top, total, mixed, D, BLOCK_D, TILE, NVIDIA,
+            is_seen_by_all, scale, cap, top, total, mixed, D, BLOCK_D, TILE, NVIDIA,
         )  # fmt: skip
     if SPLITS > 1:
         place = row * SPLITS + split
-        tl.store(tops + place, top * scale, mask=is_row)
+        tl.store(tops + place, top * scale if cap is None else top, mask=is_row)
         tl.store(totals + place, total, mask=is_row)
         tl.store(mixes + place[:, None] * D + d[None, :], mixed, mask=ok)
     else:
@@ -130,6 +137,7 @@ def attend_prompt(
     window: int | None,
     sinks: Tensor | None,
     scale: float,
+    cap: float | None = None,
 ) -> Tensor | Splits:
     """Attention [M, H * D], in the dtype of q, of M rows over a cache that already holds their keys and values; or its
     splits, which are left to be put together.
@@ -137,12 +145,14 @@ def attend_prompt(
     q: [M, H, D], contiguous, row m at position start + m, of which it sees this one and those before; with a window,
     the last `window` of these. start: int32 [1], on the device; first: the same as a number, or None where the device
     alone is to say it: how the positions are split follows from it, and so the bits of a row. sinks: [H] logits without
-    a value, or None. scale: what scores are multiplied by, above 0. Scores, softmax and sums are float32; the weights
+    a value, or None, which no model has beside a cap. scale: what scores are multiplied by, above 0. cap: see
+    attend_ref. Scores, softmax and sums are float32; the weights
     of values are rounded to the type of q.
     """
     check_query(q, cache, sinks)
     assert (first or 0) + len(q) <= cache.capacity, (first, len(q), cache.capacity)
     assert scale > 0
+    assert cap is None or sinks is None
     n_rows, num_heads, d = q.shape
     block_d, kind = max(16, next_power_of_2(d)), multiplied_in(q, cache)
     rows = _rows(block_d, kind)
@@ -157,7 +167,8 @@ def attend_prompt(
         found = out = torch.empty(n_rows, num_heads * d, dtype=q.dtype, device=q.device)
     _attend_prompt[(num_heads, cdiv(n_rows, rows), n_splits)](
         q, cache.keys, cache.values, cache.key_scale, cache.value_scale, sinks, out, tops, totals, mixes,
-        scale * LOG2_E.value, n_rows, start, NO_WINDOW if window is None else window, cache.capacity,
+        scale * LOG2_E.value, cap_of_powers(cap), n_rows, start, NO_WINDOW if window is None else window,
+        cache.capacity,
         H=num_heads, G=cache.num_kv_heads, D=d, BLOCK_D=block_d, ROWS=rows,
         TILE=tile_positions(block_d, kind, _MOST_OF_TILE), SPLITS=n_splits, TYPE=TYPES[kind],
         BRANCHES=not torch.version.hip, NVIDIA=is_nvidia(q),
@@ -221,6 +232,8 @@ def variants() -> Iterator[Variant]:
         ("int8 d128", "*i8", (32, 8, 128), False, 1, None),
         ("bf16 d256", "*bf16", (4, 1, 256), False, 1, None),
         ("bf16 d256 on Hopper", "*bf16", (4, 1, 256), False, 1, "sm_90"),
+        ("bf16 d256, scores capped", "*bf16", (16, 8, 256), False, 1, None),
+        ("bf16 d256, scores capped, in splits", "*bf16", (16, 8, 256), False, 8, None),
         ("fp32 d512", "*fp32", (32, 4, 512), False, 1, None),
         ("bf16 d512", "*bf16", (32, 4, 512), False, 1, None),
         ("bf16 d512 on Hopper", "*bf16", (32, 4, 512), False, 1, "sm_90"),
@@ -235,7 +248,8 @@ def variants() -> Iterator[Variant]:
             kernel=_attend_prompt,
             signature={
                 "q": kind, "keys": form, "values": form, "out": kind if n_splits == 1 else None,
-                "scale": "fp32", "n_rows": "i32", "start": "*i32", "window": "i32", "capacity": "i32", **optional,
+                "scale": "fp32", "cap": "fp32" if "capped" in name else None,
+                "n_rows": "i32", "start": "*i32", "window": "i32", "capacity": "i32", **optional,
             },
             constants={
                 "H": h, "G": g, "D": d, "BLOCK_D": block_d, "ROWS": _rows(block_d, dtype),

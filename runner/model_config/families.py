@@ -20,8 +20,9 @@ class Family:
     "hidden_size / num_attention_heads". own_keys: what it reads beside the common keys. attention_bias: "key" reads
     the key for q, k, v and o, is_biased being its default; "qkv" always has it on q, k, v alone; "none" never has it.
     activation, qk_norm, has_sinks, norms, norm_offset, is_joined, is_gated: see ModelConfig. is_tied: when no key says
-    it. scales_embeddings: by sqrt(hidden_size), rounded. attention_scale: of the scores; None where it follows from
-    head_dim or from a key. experts: see ExpertKeys. has_delta: layers may have a gated delta net (delta.py).
+    it. scales_embeddings: by sqrt(hidden_size), rounded. logit_cap, score_cap: when no key says them. attention_scale:
+    of the scores; None where it follows from head_dim or from a key. experts: see ExpertKeys. has_delta: layers may
+    have a gated delta net (delta.py).
     has_full_heads: the layers that are not sliding have heads of their own (heads.py). has_value_norm,
     has_layer_scalars: see ModelConfig. quant_methods: the compressed checkpoints that can be read. fixed: keys that may
     only have that value, or one of a tuple.
@@ -52,6 +53,8 @@ class Family:
     is_gated: bool = False
     is_tied: bool = False
     scales_embeddings: bool = False
+    logit_cap: float | None = None
+    score_cap: float | None = None
     attention_scale: float | None = None
     experts: ExpertKeys | None = None
     has_delta: bool = False
@@ -375,6 +378,25 @@ FAMILIES: Mapping[str, Family] = {
             "truncate": False,
         },
         rope_theta=150000.0,
+    ),
+    "gemma2": Family(
+        architectures=("Gemma2ForCausalLM",),
+        defaults=_GEMMA3 | {"vocab_size": 256000, "max_position_embeddings": 8192},
+        own_keys=_names(
+            "attention_bias sliding_window layer_types query_pre_attn_scalar hidden_activation "
+            "final_logit_softcapping attn_logit_softcapping "
+            "sliding_window_size"  # published files say the window twice; transformers reads the other one
+        ),
+        attention_bias="key",
+        activation="gelu_tanh",
+        norms="around",
+        norm_offset=1.0,
+        is_tied=True,
+        scales_embeddings=True,
+        logit_cap=30.0,
+        score_cap=50.0,
+        window="pattern",
+        window_every=2,
     ),
     "gemma3_text": Family(
         architectures=("Gemma3ForCausalLM",),

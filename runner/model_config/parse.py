@@ -100,6 +100,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         local_rope_theta=ropes["local"].theta if "local" in ropes else None,
         unrotated_layers=parse_unrotated(config, family, num_layers),
         attention_scale=_attention_scale(config, family, head_dim),
+        score_cap=_cap(config, family, "attn_logit_softcapping", family.score_cap),
         query_growth=parse_query_growth(config, family, max_positions),
         activation=family.activation,
         norms=family.norms,
@@ -110,7 +111,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         embedding_factor=embedding_factor / branch_factor,
         rounds_embedding_factor=family.scales_embeddings,
         logit_factor=1 / _multiplier(config, family, "logits_scaling"),
-        logit_cap=_logit_cap(config, family),
+        logit_cap=_cap(config, family, "final_logit_softcapping", family.logit_cap),
         full_heads=full_heads,
         has_value_norm=family.has_value_norm,
         has_layer_scalars=family.has_layer_scalars,
@@ -202,7 +203,7 @@ def _multiplier(config: Mapping[str, Any], family: Family, key: str) -> float:
 
 
 def _attention_scale(config: Mapping[str, Any], family: Family, head_dim: int) -> float | None:
-    """Granite's attention_multiplier, Gemma 3's 1 / sqrt(query_pre_attn_scalar), by default 256, or the family's."""
+    """Granite's attention_multiplier, Gemma's 1 / sqrt(query_pre_attn_scalar), by default 256, or the family's."""
     if "attention_multiplier" in family.own_keys:
         scale = _multiplier(config, family, "attention_multiplier")
     elif "query_pre_attn_scalar" in family.own_keys:
@@ -212,11 +213,11 @@ def _attention_scale(config: Mapping[str, Any], family: Family, head_dim: int) -
     return None if scale == head_dim**-0.5 else scale
 
 
-def _logit_cap(config: Mapping[str, Any], family: Family) -> float | None:
-    key = "final_logit_softcapping"
-    if key not in family.own_keys or config.get(key) is None:
+def _cap(config: Mapping[str, Any], family: Family, key: str, default: float | None) -> float | None:
+    """What logits or scores stay below; null says that they have no cap."""
+    if key not in family.own_keys or config.get(key, default) is None:
         return None
-    return number(config, key, None, 1e-3, 1e9)
+    return number(config, key, default, 1e-3, 1e9)
 
 
 def _eos_token_ids(config: Mapping[str, Any], family: Family) -> tuple[int, ...]:

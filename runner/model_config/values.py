@@ -170,6 +170,7 @@ class ModelConfig:
     head of q and of k ("head"), or on all heads of q and on all of k ("row"). sliding_window: a token of the layers
     `sliding_layers` sees that many tokens, itself included; None when every layer sees all. has_sinks: each head has a
     learned logit without a value in its softmax (gpt-oss). attention_scale: of the scores; None for 1 / sqrt(head_dim).
+    score_cap: c, where scores are c * tanh(scores / c) (Gemma 2).
     rotary_dim: elements of a head that are turned; None for all. local_rope_theta: of the sliding layers where their
     rotary embedding is another one. unrotated_layers: those whose heads are not turned at all (SmolLM3). query_growth:
     of the queries of all layers; None where they have the same size at every position.
@@ -179,7 +180,7 @@ class ModelConfig:
 
     experts: what some layers have in place of the MLP or beside it; activation: of the MLP. norms: whether a layer's
     branches have an RMSNorm before them, after them or both; norm_offset: what is added to the weights of all norms (1
-    in Gemma 3).
+    in Gemma 2 and 3).
     is_joined: checkpoints have q, k and v in one matrix, and gate and up in another (Phi-3). embedding_factor: what
     embeddings are multiplied by, rounded to the type of the weights where rounds_embedding_factor (Gemma).
     logit_factor: what logits are, in the gain of the last norm. logit_cap: c, where logits are c * tanh(logits / c).
@@ -218,6 +219,7 @@ class ModelConfig:
     local_rope_theta: float | None = None
     unrotated_layers: tuple[int, ...] = ()
     attention_scale: float | None = None
+    score_cap: float | None = None
     query_growth: QueryGrowth | None = None
     activation: Activation = "silu"
     norms: NormPlacement = "before"

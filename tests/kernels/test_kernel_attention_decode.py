@@ -126,14 +126,21 @@ def heads_of(cache: LayerCache, q: Tensor, start: int) -> Tensor:
 
 
 def attend(
-    q: Tensor, cache: LayerCache, start: int, *, window: int | None, sinks: Tensor | None, scale: float
+    q: Tensor,
+    cache: LayerCache,
+    start: int,
+    *,
+    window: int | None,
+    sinks: Tensor | None,
+    scale: float,
+    cap: float | None = None,
 ) -> tuple[Tensor, LayerCache]:
     """Attention without norms and rotations, of what the cache held before `start` and of its next rows; and the cache
     that this leaves."""
     after = emptied(cache, start)
     angles = torch.ones(len(q), 0, device=DEVICE)
     heads = Heads(qkv=heads_of(cache, q, start), num_heads=q.shape[1], cos=angles, sin=angles)
-    return combine(attend_rows(heads, after, at(start), window=window, sinks=sinks, scale=scale)), after
+    return combine(attend_rows(heads, after, at(start), window=window, sinks=sinks, scale=scale, cap=cap)), after
 
 
 def check(
@@ -144,9 +151,7 @@ def check(
     check_attention(found, exact(q, after, start, window=window, sinks=sinks, scale=scale), sums=sums)
 
 
-def exact(
-    q: Tensor, cache: LayerCache, start: int, *, window: int | None, sinks: Tensor | None, scale: float
-) -> Tensor:
+def exact(q: Tensor, cache: LayerCache, start: int, **how: Any) -> Tensor:
     # The reference multiplies what nobody sees by 0: it gets a cache without NaN.
     whole = LayerCache(
         keys=cache.keys.nan_to_num(),
@@ -154,7 +159,7 @@ def exact(
         key_scale=None if cache.key_scale is None else cache.key_scale.nan_to_num(),
         value_scale=None if cache.value_scale is None else cache.value_scale.nan_to_num(),
     )
-    return attend_ref(q.double(), whole, start, window=window, sinks=sinks, scale=scale)
+    return attend_ref(q.double(), whole, start, **how)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +179,22 @@ def test_it_equals_float64_and_reads_nothing_that_is_not_seen(
 )
 def test_sinks_take_part_in_the_softmax_and_have_no_value(kept: str, start: int, window: int | None) -> None:
     check(filled(kept, 2, start + 3, 320, 18), random(3, 6, 18), start, window, 3 * random(6, seed=9))
+
+
+@pytest.mark.parametrize("is_on_tensor_cores", [False, True])
+@pytest.mark.parametrize(
+    ("kept", "start", "window"), [("float32", 0, None), ("bfloat16", 300, None), ("int8", 300, 20)]
+)
+def test_scores_stay_below_a_cap(
+    kept: str, start: int, window: int | None, is_on_tensor_cores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind_of = multiplied_in if is_on_tensor_cores else lambda *_: None
+    monkeypatch.setattr(attention_decode, "_multiplied_in", kind_of)
+    cache, q = filled(kept, 2, start + 3, 320, 18), random(3, 6, 18)
+    found, after = attend(q, cache, start, window=window, sinks=None, scale=0.7, cap=2.0)
+    capped, free = (exact(q, after, start, window=window, sinks=None, scale=0.7, cap=cap) for cap in (2.0, None))
+    check_attention(found, capped, sums=4e-6)
+    assert (capped - free).abs().max() > 0.1  # of these scores some are far above it
 
 
 @pytest.mark.parametrize("sink", [-80.0, 80.0])

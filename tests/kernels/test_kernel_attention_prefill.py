@@ -88,6 +88,19 @@ def test_sinks_take_part_in_the_softmax_and_have_no_value(
     check(cache, q, start, window, 3 * random(6, seed=9), 4e-6, is_known=is_known)
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["whole", "in splits"])
+@pytest.mark.parametrize(("kept", "start", "window"), [("float32", 0, None), ("bfloat16", 90, None), ("int8", 90, 20)])
+def test_scores_stay_below_a_cap(
+    kept: str, start: int, window: int | None, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_prefill, "_MOST_SPLITS", 4)
+    cache, q = filled(kept, 2, start + 70, 200, 18), random(70, 6, 18)
+    how = {"window": window, "sinks": None, "scale": 0.7}
+    capped, free = (attend_ref(q.double(), cache, start, cap=cap, **how) for cap in (2.0, None))
+    check_attention(attend(q, cache, start, is_known=is_known, cap=2.0, **how), capped, sums=4e-6)
+    assert (capped - free).abs().max() > 0.1  # of these scores some are far above it
+
+
 @pytest.mark.parametrize(
     ("n_programs", "n_positions", "n_splits"),
     [(32, None, 8), (256, 512, 1), (32, 632, 8), (128, None, 2), (256, None, 1), (2, None, 16)],

@@ -24,6 +24,15 @@ def test_it_is_the_attention_of_the_blocks(h: int, g: int, start: int, window: i
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_cap_is_that_of_the_blocks(window: int | None) -> None:
+    cache, q = filled("float32", 2, 14, 20, 18), random(5, 6, 18).double()
+    keys, values = read_ref(cache, 14, torch.float64)
+    wanted = attend(q.transpose(0, 1), keys, values, 9, window, 0.7, None, 2.0).transpose(0, 1).flatten(1)
+    found = attend_ref(q, cache, 9, window=window, sinks=None, scale=0.7, cap=2.0)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 def test_sinks_are_those_of_gpt_oss() -> None:
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with what models add to it: windows, sinks, groups of heads.
+"""Scaled dot-product attention with what models add to it: windows, sinks, caps of scores, groups of heads.
 
 Plain torch, and the reference of the kernels. It knows neither projections nor where keys and values are kept.
 """
@@ -18,8 +18,11 @@ def attend(
     window: int | None,
     scale: float | None = None,
     sinks: Tensor | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """softmax(q k^T * scale) v with the causal mask, the window's if there is one, and the heads' sinks.
+
+    cap: c, where scores are c * tanh(scores / c) (arXiv:2408.00118); None for those as they come.
 
     q: [..., H, T, D] at positions start...; keys, values: [..., G, S, D], S = start + T, H a multiple of G. Returns
     [..., H, T, D]. scale: 1 / sqrt(D) unless it is given.
@@ -30,8 +33,8 @@ def attend(
         # No new token sees further back than the first one does.
         first = max(0, start - window + 1)
         keys, values, start = keys[..., first:, :], values[..., first:, :], start - first
-    if sinks is not None:
-        return _attention_with_sinks(q, keys, values, scale, sinks, _mask(n_tokens, start, window, q.device))
+    if sinks is not None or cap is not None:
+        return _attention_by_steps(q, keys, values, scale, sinks, cap, _mask(n_tokens, start, window, q.device))
     if n_tokens == 1:
         # One query sees everything: a group's heads become rows of one product, and K and V are read once.
         grouped = q.reshape(*keys.shape[:-2], -1, q.shape[-1])
@@ -62,12 +65,19 @@ def _attention(
     return mixed if is_batch else mixed[0]
 
 
-def _attention_with_sinks(q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor, mask: Tensor) -> Tensor:
-    """The same with one more logit in each head's softmax, which has no value (arXiv:2309.17453). sinks: [H]."""
+def _attention_by_steps(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None, cap: float | None, mask: Tensor
+) -> Tensor:
+    """The same with what torch's own attention lacks: caps, and one more logit in each head's softmax, which has no
+    value (arXiv:2309.17453). sinks: [H]."""
     wide = torch.promote_types(q.dtype, torch.float32)
     of_group = q.reshape(*keys.shape[:-2], -1, *q.shape[-2:])
     scores = of_group.to(wide) @ keys.to(wide).unsqueeze(-3).transpose(-2, -1) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     scores = scores.masked_fill(~mask, -torch.inf)
-    sink = sinks.to(wide).view(*of_group.shape[-4:-2], 1, 1).expand(*scores.shape[:-1], 1)
-    weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+    if sinks is not None:
+        sink = sinks.to(wide).view(*of_group.shape[-4:-2], 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[-2]]
     return (weights.to(values.dtype) @ values.unsqueeze(-3)).flatten(-4, -3)

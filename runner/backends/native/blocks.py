@@ -82,7 +82,8 @@ class Pass:
         if attention.growth is not None:
             q = grown(q, self.start, attention.growth)
         scale, window = attention.scale, attention.window
-        mixed = attend(q, keys.to(q.dtype), values.to(q.dtype), self.start, window, scale, attention.sinks)
+        keys, values = keys.to(q.dtype), values.to(q.dtype)
+        mixed = attend(q, keys, values, self.start, window, scale, attention.sinks, attention.cap)
         mixed = mixed.transpose(-3, -2).flatten(-2)
         return mixed if gate is None else mixed * gate.sigmoid()
 
@@ -146,6 +147,7 @@ class Attention(nn.Module):
         window: int | None = None,
         sinks: bool = False,
         scale: float | None = None,
+        cap: float | None = None,
         growth: QueryGrowth | None = None,
         rope: RopeName = "global",
         is_joined: bool = False,
@@ -186,6 +188,7 @@ class Attention(nn.Module):
         self.eps = config.rms_norm_eps
         self.window = window
         self.scale = heads.head_dim**-0.5 if scale is None else scale
+        self.cap = cap
         self.growth = growth
         self.rope = rope
 

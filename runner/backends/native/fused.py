@@ -97,7 +97,9 @@ class FusedAttention:
         heads = self._heads(stream, before, run)
         mixed: Tensor | Splits
         if len(stream.h) <= MOST_ROWS:
-            mixed = attend_rows(heads, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale)
+            mixed = attend_rows(
+                heads, cache, run.start, window=module.window, sinks=self.sinks, scale=module.scale, cap=module.cap
+            )
         else:
             mixed = attend_prompt(
                 place_heads(heads, cache, run.start),
@@ -107,6 +109,7 @@ class FusedAttention:
                 window=module.window,
                 sinks=self.sinks,
                 scale=module.scale,
+                cap=module.cap,
             )
         return self._gated(mixed, heads.qkv) if module.is_gated else mixed
 

@@ -53,6 +53,7 @@ MODELS = (
     "llama-biases",
     "mistral-window",
     "qwen3",
+    "gemma2",
     "gemma3",
     "gemma4",
     "gemma4-biases-untied-values-apart",

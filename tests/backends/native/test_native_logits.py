@@ -64,7 +64,16 @@ def test_logits_and_greedy_ids_equal_transformers(name: str, tmp_path: Path) -> 
 
 CHUNKED = ("llama-tied", "mistral-window", "qwen2-window-in-upper-layers", "qwen3", "gemma4")
 CHUNKED += ("gemma4-inputs-by-layer-and-shared-caches",)
-CHUNKED += ("gemma3", "phi3-partial-rope-and-window", "phi3-long-rope", "olmo2", "smollm3", "ministral3", "qwen3-5")
+CHUNKED += (
+    "gemma2",
+    "gemma3",
+    "phi3-partial-rope-and-window",
+    "phi3-long-rope",
+    "olmo2",
+    "smollm3",
+    "ministral3",
+    "qwen3-5",
+)
 
 
 @pytest.mark.parametrize("name", CHUNKED)

@@ -154,6 +154,17 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2-biases-untied-no-caps": (
+        "gemma2",
+        {
+            **_GEMMA,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+        },
+    ),
     "gemma3": ("gemma3_text", {**_GEMMA, "sliding_window_pattern": 3}),
     "gemma3-global-rope-scaled-in-first-layer": (
         "gemma3_text",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from runner.backends.native.blocks import Decoder
 
 ARCHITECTURES = (
+    "gemma2",
     "gemma3_text",
     "gemma4_text",
     "gpt_oss",

@@ -77,6 +77,7 @@ class DevicePass:
                 window=attention.window,
                 sinks=attention.sinks,
                 scale=attention.scale,
+                cap=attention.cap,
             )
         )
         return mixed if gate is None else mixed * gate.sigmoid()
