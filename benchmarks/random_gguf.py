@@ -43,14 +43,14 @@ _BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "mxfp4_moe"
 _OF_ODD_ROWS = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # that blocks of 256 do not fill
 _GGUF_NAMES = {
     "gemma2": "gemma2", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "gpt_oss": "gpt-oss", "granite": "granite",
-    "llama": "llama", "ministral3": "mistral3", "mistral": "llama", "olmo2": "olmo2", "phi3": "phi3", "qwen2": "qwen2",
-    "qwen3": "qwen3", "qwen3_5_moe_text": "qwen35moe", "qwen3_5_text": "qwen35", "qwen3_moe": "qwen3moe",
-    "smollm3": "smollm3",
+    "llama": "llama", "ministral3": "mistral3", "mistral": "llama", "olmo2": "olmo2", "olmo3": "olmo2", "phi3": "phi3",
+    "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_5_moe_text": "qwen35moe", "qwen3_5_text": "qwen35",
+    "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
 }  # fmt: skip
 _NORMS = {
     "gemma2": blocks.NORMS_AROUND, "gemma3_text": blocks.NORMS_AROUND, "gemma4_text": blocks.NORMS_AROUND,
-    "gpt_oss": blocks.NORMS_AS_CALLED, "olmo2": blocks.NORMS_AFTER, "qwen3_5_moe_text": blocks.NORMS_AS_CALLED,
-    "qwen3_5_text": blocks.NORMS_AS_CALLED,
+    "gpt_oss": blocks.NORMS_AS_CALLED, "olmo2": blocks.NORMS_AFTER, "olmo3": blocks.NORMS_AFTER,
+    "qwen3_5_moe_text": blocks.NORMS_AS_CALLED, "qwen3_5_text": blocks.NORMS_AS_CALLED,
 }  # fmt: skip
 _ROPE_FACTORS = "rope_freqs.weight"  # what frequencies are divided by; 1e30 where a pair is not turned
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat

@@ -27,6 +27,7 @@ _QWEN2 = {
     "rope_theta": 1e6,
     "max_position_embeddings": 32768,
 }
+_OLMO3_ROPE = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
 _GEMMA2 = (
     {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "rms_norm_eps": 1e-6, "head_dim": 256}
     | {"vocab_size": 256000, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096}
@@ -203,6 +204,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
     | {"num_attention_heads": 16, "num_key_value_heads": 16, "rope_theta": 500000.0}
     | {"max_position_embeddings": 4096},
+    "olmo-3-7b": {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], "rms_norm_eps": 1e-6}
+    | {"vocab_size": 100278, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 32, "sliding_window": 4096, "rope_theta": 5e5}
+    | {"max_position_embeddings": 65536, "rope_scaling": _OLMO3_ROPE, "eos_token_id": 100257},
     "qwen3-30b-a3b": _QWEN
     | _MOE
     | _QWEN_SIZES

@@ -161,7 +161,10 @@ def test_rows_that_no_blocks_of_256_fill_have_the_types_that_llama_cpp_falls_bac
 @pytest.mark.parametrize(
     "shape",
     [
-        *(config_of(name, 6) for name in ("gemma-2-9b", "gemma-3-4b", "mistral-7b", "olmo-2-1b", "phi-3-mini")),
+        *(
+            config_of(name, 6)
+            for name in ("gemma-2-9b", "gemma-3-4b", "mistral-7b", "olmo-2-1b", "olmo-3-7b", "phi-3-mini")
+        ),
         *(config_of(name, 6) for name in ("smollm3-3b", "granite-3.3-2b", "ministral-3-3b", "gpt-oss-20b")),
         GEMMA4,
         EXPERTS_BESIDE,

@@ -151,6 +151,7 @@ def test_what_a_real_config_says_is_read(shared_data: Path) -> None:
         "gemma3_text",
         "phi3",
         "olmo2",
+        "olmo3",
         "smollm3",
         "granite",
     ],

@@ -72,6 +72,16 @@ def test_gemmas_two_rotary_embeddings_are_read_under_old_and_new_names() -> None
     assert (half.rope_theta, half.local_rope_theta) == (7e5, 9e3)
 
 
+def test_olmo_3_scales_the_rope_of_the_layers_that_see_everything() -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    published = {"model_type": "olmo3", "num_hidden_layers": 8, "sliding_window": 64, "rope_theta": 2e5}
+    config = parse_model_config(published | {"rope_scaling": yarn})
+    assert (config.sliding_layers, config.qk_norm, config.norms) == ((0, 1, 2, 4, 5, 6), "row", "after")
+    assert (config.rope_theta, config.local_rope_theta) == (2e5, 5e5)  # as transformers has it
+    assert config.ropes["global"].scaling is not None
+    assert (config.ropes["local"].scaling, config.rope(0), config.rope(3)) == (None, "local", "global")
+
+
 def test_gemma_2_caps_scores_and_logits_and_every_other_layer_has_a_window() -> None:
     published = {"model_type": "gemma2", "num_hidden_layers": 5, "sliding_window": 64, "sliding_window_size": 64}
     config = parse_model_config(published | {"query_pre_attn_scalar": 144, "hidden_act": "gelu_pytorch_tanh"})

@@ -86,6 +86,13 @@ DECODERS: Mapping[str, Traits] = {
         defaults=_sizes(128256, 2048, 11008, 36, 16, 4, 32768), bias="key", has_mlp_bias=True, is_tied=True
     ),
     "olmo2": Traits(defaults=_LLAMA | {"vocab_size": 50304}, bias="key", qk_norm="row"),
+    "olmo3": Traits(
+        defaults=_LLAMA | {"vocab_size": 50304, "sliding_window": 4096},
+        bias="key",
+        qk_norm="row",
+        window="pattern",
+        window_every=4,
+    ),
     "mistral": Traits(defaults=_sizes(32000, 4096, 14336, 32, 32, 8, 131072, sliding_window=4096), window="all"),
     "ministral3": Traits(defaults=_sizes(131072, 4096, 14336, 34, 32, 8, 262144, head_dim=128), window="all"),
     "mixtral": Traits(

@@ -61,6 +61,7 @@ MODELS = (
     "phi3-partial-rope-and-window",
     "phi3-long-rope",
     "olmo2",
+    "olmo3",
     "smollm3",
     "granite",
     "ministral3",

@@ -70,6 +70,7 @@ CHUNKED += (
     "phi3-partial-rope-and-window",
     "phi3-long-rope",
     "olmo2",
+    "olmo3",
     "smollm3",
     "ministral3",
     "qwen3-5",

@@ -41,6 +41,7 @@ _LLAMA3 = {
 }
 _EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 _GPT_OSS = {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 6, "pad_token_id": None}
+_TWO_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 _GEMMA = {"head_dim": 18, "pad_token_id": 0, "query_pre_attn_scalar": 30, "sliding_window": 6}
 _GEMMA4 = {
     "head_dim": 18,
@@ -249,6 +250,18 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
     "olmo2-biases-tied-one-kv-head": (
         "olmo2",
         {"pad_token_id": 0, "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    ),
+    "olmo3": ("olmo3", {"pad_token_id": 0, "sliding_window": 6}),
+    "olmo3-biases-tied-long-rope": (
+        "olmo3",
+        {
+            "pad_token_id": 0,
+            "sliding_window": 6,
+            "layer_types": _TWO_KINDS,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"full_attention": _YARN, "sliding_attention": {"rope_type": "default"}},
+        },
     ),
     "granite": ("granite", {**_GRANITE, "tie_word_embeddings": True}),
     "granite-biases-untied": ("granite", {**_GRANITE, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 0.3}),

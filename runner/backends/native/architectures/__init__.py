@@ -25,6 +25,7 @@ ARCHITECTURES = (
     "ministral3",
     "mistral",
     "olmo2",
+    "olmo3",
     "phi3",
     "qwen2",
     "qwen3",

@@ -1,0 +1,22 @@
+"""Olmo 3: OLMo 2 with a window in most layers, whose rotary embedding is not scaled as that of the others is."""
+
+from __future__ import annotations
+
+from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer
+from runner.model_config import ModelConfig
+
+
+def build(config: ModelConfig) -> Decoder:
+    return Decoder(config, [_layer(config, index) for index in range(config.num_layers)])
+
+
+def _layer(config: ModelConfig, index: int) -> Layer:
+    attention = Attention(
+        config,
+        bias=config.attention_bias,
+        output_bias=config.attention_output_bias,
+        norm=config.qk_norm,
+        window=config.window(index),
+        rope=config.rope(index),
+    )
+    return Layer(config, attention=attention, mlp=GatedMlp(config))
