@@ -75,7 +75,7 @@ def told_by(model: Small, traits: dict[str, object], cancel: CancelToken) -> lis
 
 
 def execution_of(directory: Path) -> FusedExecution:
-    """Of the tiny model there. It is made elsewhere: transformers takes longer to import than all that is asked here."""
+    """Of the tiny model there, which was made elsewhere: to import transformers takes longer than all that is asked."""
     config, cpu = read_config(directory), torch.device("cpu")
     ready = ReadyModel(
         name="tiny", format="safetensors", weights=(directory / "model.safetensors",), directory=directory, size_bytes=1
