@@ -37,6 +37,15 @@ from runner.sampling import sample
 from runner.types import CancelToken
 
 LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
+# Where one way through the kernels is compared with another. Queries and values have two heads of keys' one.
+FEW_HEADS = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_value_head_dim": 16,
+    "intermediate_size": 20,
+}
 FEW = PROMPT[:6]
 MORE = [17, 4, 40, 22, 8, 31, 6, 50, 2, 12, 9, 3, 28, 5]
 
@@ -46,7 +55,8 @@ WITH_EXPERTS_TOO = pytest.mark.parametrize("tiny", ["qwen3-5", "qwen3-5-moe"], i
 
 @pytest.fixture(scope="module")
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Weights]:
-    return made(tmp_path_factory.mktemp("tiny"), getattr(request, "param", "qwen3-5"), **LAYERS)
+    name = getattr(request, "param", "qwen3-5")
+    return made(tmp_path_factory.mktemp("tiny"), name, **LAYERS, **FEW_HEADS)
 
 
 def packed(directory: Path, recipe: str, **more: object) -> tuple[ModelConfig, Weights]:
