@@ -160,7 +160,7 @@ def calibrated(
 
 def windows_of(config: ModelConfig, n_tokens: int) -> tuple[int, int]:
     """How many sequences of how many tokens make up about `n_tokens`."""
-    length = min(_LENGTH, config.max_position_embeddings)
+    length = min(_LENGTH, config.max_position_embeddings, n_tokens)
     return max(1, n_tokens // length), length
 
 

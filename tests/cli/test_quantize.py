@@ -17,8 +17,16 @@ from runner.cli.app import main
 from runner.errors import RunnerError
 from runner.paths import user_paths
 from runner.types import CancelToken
+from tests.quant.mq.packed_models import tiny
 
 __all__ = ["server"]  # the fixture
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of whole groups, for what does not depend on what it says: the demo takes seconds to pack."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 128, "num_hidden_layers": 2}
+    return tiny(tmp_path_factory.mktemp("small"), **sizes)
 
 
 def test_the_demo_by_its_name_becomes_smaller_and_answers(
@@ -43,6 +51,7 @@ def test_four_bits_are_the_default_and_the_model_is_found_by_its_name(
     path = Path(out.out.strip())
     assert path == user_paths().models / "demo-mq4"
     assert "Q8_0, 8.5 bits a weight" in out.err
+    assert json.loads((path / "runner.json").read_text())["calibration"]["tokens"] == 64
     assert main(["run", "demo-mq4", "What is the capital of Peru?", "--temp", "0"]) == 0
     assert capsys.readouterr().out == "The capital of Peru is Lima.\n"
     assert main(["ls", "--json"]) == 0
@@ -67,11 +76,11 @@ def test_a_model_with_a_budget_has_a_name_of_its_own(capsys: pytest.CaptureFixtu
 
 
 def test_a_recipe_and_a_folded_rotation_are_taken_and_told(
-    tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text('rules = [{tensors = "model.layers.0.*", format = "mq6"}]')
-    arguments = ["quantize", str(demo_directory), "-o", str(tmp_path / "out"), "--rotation", "folded", "--json", "-q"]
+    arguments = ["quantize", str(small), "-o", str(tmp_path / "out"), "--rotation", "folded", "--json", "-q"]
     arguments.append("--no-calibrate")
     assert main([*arguments, "--recipe", str(recipe)]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -100,7 +109,7 @@ def test_a_repository_whose_weights_are_not_all_there_is_called_by_its_name(
 
 
 def test_an_interrupted_run_goes_on_and_says_so(
-    tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from runner.quant.mq import plain
 
@@ -111,7 +120,7 @@ def test_an_interrupted_run_goes_on_and_says_so(
             signal.raise_signal(signal.SIGTERM)  # as Ctrl+C, where what is done is kept
         return real(*arguments)
 
-    arguments = ["quantize", str(demo_directory), "-o", str(tmp_path / "out"), "--no-calibrate"]
+    arguments = ["quantize", str(small), "-o", str(tmp_path / "out"), "--no-calibrate"]
     with monkeypatch.context() as patch:
         patch.setattr(plain, "encode", stopping)
         assert main(arguments) == 130
@@ -119,7 +128,7 @@ def test_an_interrupted_run_goes_on_and_says_so(
     assert capsys.readouterr().err.endswith(said)
     assert main(arguments) == 0
     said = capsys.readouterr().err
-    assert "Going on with an earlier run: 10 of 68 tensors are done." in said
+    assert "Going on with an earlier run: 10 of 24 tensors are done." in said
     assert "checking  100 %  10 of 10 tensors" in said
 
 
@@ -137,10 +146,10 @@ def test_an_interrupted_gguf_is_said_to_start_over(
 
 
 def test_an_interrupt_while_the_earlier_model_goes_says_that_the_later_one_is_there(
-    tmp_path: Path, demo_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out"
-    arguments = ["quantize", str(demo_directory), "-o", str(output), "--no-calibrate", "--force", "--format"]
+    arguments = ["quantize", str(small), "-o", str(output), "--no-calibrate", "--force", "--format"]
     assert main([*arguments, "mq8"]) == 0
 
     def press(path: Path, **_options: Any) -> None:
@@ -162,14 +171,15 @@ def test_an_interrupt_before_that_says_that_the_earlier_model_is_there(
     weight_format: str,
     is_kept: bool,
     tmp_path: Path,
+    small: Path,
     demo_directory: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from runner.quant.work_directory import WorkDirectory
 
-    output = tmp_path / "out"
-    arguments = ["quantize", str(demo_directory), "-o", str(output), "--force", "--format", weight_format]
+    source, output = small if is_kept else demo_directory, tmp_path / "out"
+    arguments = ["quantize", str(source), "-o", str(output), "--force", "--format", weight_format]
     arguments += ["--no-calibrate"] if is_kept else []
     assert main(arguments) == 0
     capsys.readouterr()

@@ -55,17 +55,18 @@ def _feedback(w: Tensor, h: Tensor, form: GridFormat) -> tuple[Tensor, Tensor]:
     block = max(_BLOCK, size)
     for start in range(0, w.shape[1], block):
         end = min(start + block, w.shape[1])
-        errors = torch.zeros(w.shape[0], end - start, device=w.device)
-        for column in range(start, end):
-            if column % size == 0:
-                group = rest[:, column : column + size]
-                codes = form.choose_scales(group, 0, importance[column : column + size])
-                scale[:, column // size] = codes
+        columns = rest[:, start:end].T.contiguous()  # one after the other, each in one piece
+        errors, chosen = torch.empty_like(columns), torch.empty_like(columns, dtype=torch.uint8)
+        for column, place in enumerate(range(start, end)):
+            if place % size == 0:
+                group = columns[column : column + size].T.contiguous()
+                codes = form.choose_scales(group, 0, importance[place : place + size])
+                scale[:, place // size] = codes
                 step = values[codes.int()]
-            chosen = form.index(rest[:, column] / step)
-            index[:, column] = chosen
-            error = (rest[:, column] - form.values(chosen) * step) / upper[column, column]
-            rest[:, column:end] -= error[:, None] * upper[column, column:end]
-            errors[:, column - start] = error
-        rest[:, end:] -= errors @ upper[start:end, end:]
+            nearest = form.index(columns[column] / step)
+            chosen[column] = nearest
+            torch.div(columns[column] - form.values(nearest) * step, upper[place, place], out=errors[column])
+            columns[column + 1 :] -= errors[column] * upper[place, place + 1 : end, None]
+        index[:, start:end] = chosen.T
+        rest[:, end:] -= errors.T @ upper[start:end, end:]
     return index, scale

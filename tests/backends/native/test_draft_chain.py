@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from test_fused_speculation import PARAMS, SMALLEST, TOKENS, Smallest, Watching, opened
+from test_fused_speculation import PARAMS, SMALLEST, SMALLEST_DELTA, TOKENS, Smallest, Watching, opened
 from test_native_fused import fused, go_on, made
 from tiny_heads import take
 
@@ -161,7 +161,7 @@ class Recording(Graphs):
 @pytest.mark.parametrize("layer", ["full_attention", "linear_attention"])
 def test_what_is_read_between_drafts_is_recorded_at_load(tmp_path: Path, layer: str) -> None:
     """Steps of layers that keep a state are not filled up: each number of tokens has a graph of its own."""
-    shape = SMALLEST | {"layer_types": [layer]}
+    shape = SMALLEST | SMALLEST_DELTA | {"layer_types": [layer]}
     made(tmp_path / "readable", "qwen3-5", **{**shape, "vocab_size": tiny_models.VOCAB})
     made(tmp_path, "qwen3-5", **shape)
     config = read_config(tmp_path)
@@ -179,7 +179,7 @@ def test_what_is_read_between_drafts_is_recorded_at_load(tmp_path: Path, layer: 
 
 
 def test_drafts_of_any_length_are_verified_by_steps_that_were_recorded_at_load(tmp_path: Path) -> None:
-    shape = SMALLEST | {"layer_types": ["linear_attention"]}
+    shape = SMALLEST | SMALLEST_DELTA | {"layer_types": ["linear_attention"]}
     made(tmp_path / "readable", "qwen3-5", **{**shape, "vocab_size": tiny_models.VOCAB})
     made(tmp_path, "qwen3-5", **shape)
     config = read_config(tmp_path)

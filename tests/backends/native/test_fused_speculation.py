@@ -59,6 +59,8 @@ SMALLEST = {
     "head_dim": 16,
     "vocab_size": 37,
 }
+# Two heads of values have one of keys.
+SMALLEST_DELTA = {"linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_value_head_dim": 16}
 EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # As wide as what shares a scale of activations.
 WIDTHS = {"planes": 32, "fragments": 64}
@@ -273,7 +275,7 @@ def test_the_text_is_that_of_plain_decoding(
 
 def test_of_layers_that_keep_a_state_what_was_taken_is_held_wherever_an_answer_stops(tmp_path: Path) -> None:
     """Though the step after it has run, and most of the one before it was not taken."""
-    shape = SMALLEST | {"layer_types": ["linear_attention"]}
+    shape = SMALLEST | SMALLEST_DELTA | {"layer_types": ["linear_attention"]}
     made(tmp_path / "readable", "qwen3-5", **{**shape, "vocab_size": tiny_models.VOCAB})
     made(tmp_path, "qwen3-5", **shape)
     config, n_ctx = read_config(tmp_path), 28

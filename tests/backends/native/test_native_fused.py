@@ -225,7 +225,8 @@ _OF_SMALL: dict[str, Any] = {
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    ("name", "more"), [("gemma4", {}), ("gemma4-moe", {"moe_intermediate_size": 64}), (SMALL_GEMMA4, _OF_SMALL)]
+    ("name", "more"),
+    [("gemma4", {}), ("gemma4-moe", {"moe_intermediate_size": 64, "num_experts": 4}), (SMALL_GEMMA4, _OF_SMALL)],
 )
 def test_packed_layers_with_heads_of_their_own_give_a_row_the_same_bits_in_every_batch(
     tmp_path: Path, name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
