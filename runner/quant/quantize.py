@@ -33,6 +33,7 @@ from runner.quant.work_directory import COMPANIONS, WorkDirectory, sync
 # What a stage is doing, how much is done, and of how much: bytes when converting, tensors when quantizing.
 OnStage = Callable[[str, int, int], None]
 
+SOURCES_HINT: Final = "Give a Hugging Face directory, a GGUF or a hipfire file."
 _SOURCE_TYPES: Final = frozenset({"F32", "F16", "BF16", "Q8_0"})
 _HUB_DIRECTORY: Final = re.compile(r"models--(?:.+--)?(?P<name>.+)")
 _FORMAT_SUFFIX: Final = re.compile(r"[-._](?:f32|f16|bf16|q8_0|mq4|mq6|mq8|hfq4|gguf)$", re.IGNORECASE)
@@ -139,7 +140,7 @@ def refuse_packed(source: Path) -> None:
 def _plan(source: Path, chosen: Format, held: ExitStack) -> _Plan:
     """held: what the plan needs until it is carried out."""
     if not source.exists():
-        raise BadModelFile(f"{source} does not exist.", hint="Give a Hugging Face directory or a .gguf file.")
+        raise BadModelFile(f"{source} does not exist.", hint=SOURCES_HINT)
     if is_hipfire_file(source):
         # The files that it has inside. Others need no directory for temporary files, whose disk may be full.
         unpacked = held.enter_context(tempfile.TemporaryDirectory(prefix="runner-"))
@@ -172,10 +173,10 @@ def _plan_checkpoint(checkpoint: Source, chosen: Format, warnings: tuple[str, ..
 
 
 def gguf_of(source: Path) -> Path | None:
-    """The GGUF that `source` is, or holds when it holds no safetensors."""
+    """The GGUF that `source` is, or holds when it holds no safetensors. Raises UsageError for another file."""
     if source.is_file():
         if source.suffix.lower() != ".gguf":
-            raise BadModelFile(f"{source} is not a .gguf file.", hint="Give a Hugging Face directory or a .gguf file.")
+            raise UsageError(f"{source.name} is no model to begin with.", hint=SOURCES_HINT)
         return source
     if any(source.glob("*.safetensors")):
         return None

@@ -659,6 +659,18 @@ def test_a_pickled_source_is_refused(tmp_path: Path, demo_source: Path) -> None:
         made(tmp_path, "q8_0", tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "model.safetensors"])
+@pytest.mark.parametrize("weight_format", ["mq4", "q8_0"])
+def test_a_file_that_is_no_source_is_a_wrong_word_and_what_would_be_one_is_said(
+    tmp_path: Path, name: str, weight_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(b"no model")
+    assert main(["quantize", str(tmp_path / name), "-t", weight_format, "-o", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert name in err
+    assert "a hipfire file" in err
+
+
 def test_a_mix_of_types_in_one_checkpoint_keeps_every_value(tmp_path: Path, demo_directory: Path) -> None:
     model = random_model(tmp_path, demo_directory, "llama", num_hidden_layers=1, tie_word_embeddings=True)
     tensors = {name: value.detach().clone() for name, value in model.state_dict().items() if name != "lm_head.weight"}

@@ -25,7 +25,7 @@ from runner.quant.hipfire.source import HfqWeights
 from runner.quant.json_file import read_json
 from runner.quant.mq.manifest import SourceRecord
 from runner.quant.origin import origin
-from runner.quant.quantize import gguf_of, model_name
+from runner.quant.quantize import SOURCES_HINT, gguf_of, model_name
 from runner.quant.safetensors_file import Checkpoint, plain_file_name, read_header
 from runner.quant.weights import Weights, files_of, open_source
 from runner.quant.work_directory import COMPANIONS
@@ -86,7 +86,7 @@ def opened(path: Path) -> Iterator[PackedSource]:
     Raises UsageError for a path that is not a source, BadModelFile and UnsupportedModel as the files deserve.
     """
     if not path.exists():
-        raise BadModelFile(f"{path} does not exist.", hint="Give a Hugging Face directory, a GGUF or a hipfire file.")
+        raise BadModelFile(f"{path} does not exist.", hint=SOURCES_HINT)
     if not is_hipfire_file(path):
         yield _plain(path)
         return
