@@ -25,6 +25,7 @@ ALIASES = {
     "ngl": "n_gpu_layers",
     "threads": "n_threads",
     "spec": "speculation",
+    "context_overflow": "overflow",  # as settings files have it
 }
 _OWNERS: Final = (SamplingParams, ChatOptions, LoadOptions)
 _NONE = ("none", "default", "off")

@@ -22,6 +22,17 @@ def test_the_architecture_names_every_layer() -> None:
     assert modules - named == set()
 
 
+def test_the_settings_name_every_variable_that_is_read() -> None:
+    sources = [path.read_text() for path in (CHECKOUT / "runner").rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r'environ(?:ment)?\.get\("([A-Z_]+)"', text)}
+    of_runner = {
+        name for name in read if name.startswith(("RUNNER_", "HF_", "TRITON_", "NO_", "FORCE_")) or "EDIT" in name
+    }
+    assert len(of_runner) > 8
+    page = (CHECKOUT / "docs" / "SETTINGS.md").read_text()
+    assert of_runner - set(re.findall(r"`(\w+)`", page)) == set()
+
+
 def test_the_table_of_formats_names_all_that_quantize_writes() -> None:
     table = (CHECKOUT / "docs" / "QUANTIZATION.md").read_text().partition("## Formats")[2].partition("Bits are")[0]
     assert {*RECIPES, *TENSOR_FORMATS, *FORMATS} - set(re.findall(r"`([\w-]+)`", table)) == set()

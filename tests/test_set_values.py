@@ -10,6 +10,7 @@ from runner.chat_commands import parse_command
 from runner.config import ChatOptions, LoadOptions, SamplingParams
 from runner.errors import UsageError
 from runner.set_values import field_name, in_chat, names, parsed, shown
+from runner.settings import SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -107,3 +108,9 @@ def test_what_another_command_sets_is_told_with_that_command(name: str) -> None:
     with pytest.raises(UsageError, match="/set does not set") as refused:
         field_name(name)
     assert parse_command(refused.value.hint.removeprefix("It is: ").split(", or")[0]).argument
+
+
+def test_a_setting_is_set_in_a_chat_by_the_name_that_files_have() -> None:
+    of_chats = [setting for setting in SETTINGS if setting.owner is not None and setting.field in names()]
+    assert len(of_chats) == len(names())
+    assert [field_name(setting.key) for setting in of_chats] == [setting.field for setting in of_chats]
