@@ -17,7 +17,7 @@ import torch
 
 from runner.backends.native import fused_moe, kv_cache, stream
 from runner.backends.native.execution import PlainExecution, Wanted
-from runner.backends.native.fused import FusedDecoder, FusedMlp, _products_of
+from runner.backends.native.fused import FusedDecoder, FusedLayer, FusedMlp, _last_kept, _products_of
 from runner.backends.native.fused_execution import FusedExecution
 from runner.backends.native.fused_moe import FusedMoE
 from runner.backends.native.graphs import Graphs
@@ -131,14 +131,17 @@ NARROWED = {
 
 
 @pytest.mark.parametrize("name", NARROWED)
-def test_the_last_row_alone_keeps_what_all_rows_do(tmp_path: Path, name: str) -> None:
+def test_the_last_row_alone_keeps_what_all_rows_do(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, weights = made(tmp_path, name, **NARROWED[name])
     reference, kernels = plain(config, weights), fused(config, weights)
+    keep, kept = FusedLayer.keep, []
+    monkeypatch.setattr(FusedLayer, "keep", lambda layer, *rest: (kept.append(layer.index), keep(layer, *rest)))
     parts: tuple[tuple[list[int], Wanted], ...] = ((PROMPT, "none"), (PROMPT[::-1], "last"), ([9], "last"))
     for tokens, wanted in parts:
         right, found = (execution.extend(tokens, wanted, go_on) for execution in (reference, kernels))
         assert len(found) == len(right) == (0 if wanted == "none" else 1)
         assert wanted == "none" or difference(found, right) < 2e-5
+    assert kept == ([] if config.has_delta(config.num_layers - 1) else [1, 1])  # the last layer that keeps any
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
@@ -404,13 +407,13 @@ def test_a_prompt_is_as_long_as_it_is_where_there_is_no_room_and_where_the_devic
             monkeypatch.setattr(FusedDecoder, "waits_for_launches", lambda *_: False)
         exact = fused(*tiny, n_ctx=n_ctx)
         graphs = exact._graphs = Replaying(torch.device("cpu"))
-        assert difference(exact.extend(prompt, "all", go_on), wanted) < 1e-5
+        assert difference(exact.extend(prompt, "last", go_on), wanted[-1:]) < 1e-5
         assert not graphs._noted
 
 
 @pytest.mark.parametrize(
     ("is_hopper", "waiting", "others"),
-    [(True, [(2048, 0), (1536, 8192)], [(2048, 2048), (1792, 8192)]), (False, [(1024, 0)], [(1280, 0), (1024, 8192)])],
+    [(True, [(2048, 0), (1536, 8192)], [(2048, 2048), (1792, 8192)]), (False, [(1280, 0)], [(1536, 0), (1024, 8192)])],
 )
 def test_large_models_and_long_prompts_do_not_wait_for_launches(
     tiny: tuple[ModelConfig, Weights],
@@ -422,10 +425,12 @@ def test_large_models_and_long_prompts_do_not_wait_for_launches(
     monkeypatch.setattr("runner.backends.native.fused.is_hopper", lambda _: is_hopper)
     decoder = fused(*tiny)._opened()
     llama_8b = {
-        "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128
+        "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128,
+        "num_layers": 32,
     }  # fmt: skip
     config = dataclasses.replace(decoder.decoder.config, **llama_8b)  # type: ignore[arg-type]
-    decoder._token_products, decoder._mixed = _products_of(config, config.num_layers)
+    decoder.layers *= 32
+    decoder._token_products, decoder._mixed = _products_of(config, _last_kept(config))
     assert all(decoder.waits_for_launches(*prompt) for prompt in waiting)
     assert not any(decoder.waits_for_launches(*prompt) for prompt in others)
 

@@ -32,7 +32,7 @@ def test_kernels_are_compiled_once_for_a_kind_of_model(tmp_path: Path) -> None:
     assert set(found["trials"]) == {n_tried}
     assert found["trials again"] == []
     assert found["trials compiled"]
-    # Those of experts take three times as long: they are told of as to be compiled, and compiled like the others.
+    # Those of experts take three times as long: what is looked at is that they are told of as to be compiled.
     n_left = found["trials in all"] - n_tried
     assert n_left >= 10
     assert found["trials of experts"] == [n_left]
