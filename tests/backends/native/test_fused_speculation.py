@@ -569,8 +569,8 @@ def test_who_gets_ready_passes_what_first_messages_would_wait_for_and_holds_noth
     ready = [
         ("sampled rows", MOST_ROWS),
         ("greedy rows", MOST_ROWS),
-        ("prompt", shortest, 0),
-        ("prompt", shortest, None),
+        ("prompt", shortest, 0, False),
+        ("prompt", shortest, None, False),
     ]
     assert graphs.recorded == ready
     assert [*PROMPT, *written(backend, PARAMS["sampled"], N_CTX - len(PROMPT))] == texts["sampled"]
