@@ -125,22 +125,13 @@ def heads_of(cache: LayerCache, q: Tensor, start: int) -> Tensor:
     return torch.cat(parts, 1).to(q.dtype)
 
 
-def attend(
-    q: Tensor,
-    cache: LayerCache,
-    start: int,
-    *,
-    window: int | None,
-    sinks: Tensor | None,
-    scale: float,
-    cap: float | None = None,
-) -> tuple[Tensor, LayerCache]:
+def attend(q: Tensor, cache: LayerCache, start: int, **how: Any) -> tuple[Tensor, LayerCache]:
     """Attention without norms and rotations, of what the cache held before `start` and of its next rows; and the cache
     that this leaves."""
     after = emptied(cache, start)
     angles = torch.ones(len(q), 0, device=DEVICE)
     heads = Heads(qkv=heads_of(cache, q, start), num_heads=q.shape[1], cos=angles, sin=angles)
-    return combine(attend_rows(heads, after, at(start), window=window, sinks=sinks, scale=scale, cap=cap)), after
+    return combine(attend_rows(heads, after, at(start), **how)), after
 
 
 def check(

@@ -1,4 +1,7 @@
-"""Gemma 3's text model: norms around each branch, and in most layers a window with a rotary embedding of its own."""
+"""Gemma 3's text model: norms around each branch, and in most layers a window with a rotary embedding of its own.
+
+Gemma 2 (gemma2.py) is built here too: the cap is its own.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ def _layer(config: ModelConfig, index: int) -> Layer:
         norm=config.qk_norm,
         window=config.window(index),
         scale=config.attention_scale,
+        cap=config.score_cap,
         rope=config.rope(index),
     )
     return Layer(config, attention=attention, mlp=GatedMlp(config, activation=config.activation))

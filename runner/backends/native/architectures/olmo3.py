@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from runner.backends.native.blocks import Attention, Decoder, GatedMlp, Layer
+from runner.backends.native.architectures import olmo2
+from runner.backends.native.blocks import Decoder
 from runner.model_config import ModelConfig
 
 
 def build(config: ModelConfig) -> Decoder:
-    return Decoder(config, [_layer(config, index) for index in range(config.num_layers)])
-
-
-def _layer(config: ModelConfig, index: int) -> Layer:
-    attention = Attention(
-        config,
-        bias=config.attention_bias,
-        output_bias=config.attention_output_bias,
-        norm=config.qk_norm,
-        window=config.window(index),
-        rope=config.rope(index),
-    )
-    return Layer(config, attention=attention, mlp=GatedMlp(config))
+    return olmo2.build(config)
