@@ -147,7 +147,10 @@ def find_run(history: History, ref: str) -> BenchRun:
         raise UsageError(f"No run has the id {ref!r}.", hint="`runner bench history` lists them; last is the last one.")
     if len(matching) > 1 and not exact:
         ids = ", ".join(run.id for run in matching[-5:])
-        raise UsageError(f"{len(matching)} runs have ids that begin with {ref!r}.", hint=f"Give more of it: {ids}.")
+        last = "The last of them: " if len(matching) > 5 else ""
+        raise UsageError(
+            f"{len(matching)} runs have ids that begin with {ref!r}.", hint=f"Give more of it. {last}{ids}."
+        )
     return (exact or matching)[-1]
 
 

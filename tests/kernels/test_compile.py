@@ -29,7 +29,7 @@ ROWS, TTGIR = "compiled.json", "ttgir"
 
 @pytest.fixture(scope="module", params=["fewer", pytest.param("all", marks=pytest.mark.slow)])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What came of compiling all kernels that there are, for some targets or for all: ROWS and a directory TTGIR."""
+    """What came of compiling all kernels that there are, for three targets or for all: ROWS and a directory TTGIR."""
     directory = tmp_path_factory.mktemp("compiled")
     processes = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     options = ["--jobs", str(processes), *(["--fewer"] if request.param == "fewer" else [])]
@@ -64,6 +64,7 @@ def likeliest(variant: Variant) -> str:
 
 
 SM_90_ONLY = {"gemm_fragments", "gemm_int8", "int8_weights", "moe_int8"}
+AMD = {name for name, target in TARGETS.items() if not target.is_nvidia}
 NVIDIA_ONLY = {"delta_chunks", "gemv_fragments", "gemv_one_row", "lay_out", "moe_blocks", "moe_fragments"}
 
 
@@ -84,7 +85,7 @@ def names(rows: list[Row]) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-def test_every_kernel_compiles_for_every_target(compiled: list[Row]) -> None:
+def test_every_kernel_compiles_for_its_targets(request: pytest.FixtureRequest, compiled: list[Row]) -> None:
     assert {row["module"]: row["failure"] for row in compiled if "failure" in row} == {}
     targets: dict[tuple[str, str], set[str]] = {}
     for row in compiled:
@@ -94,7 +95,13 @@ def test_every_kernel_compiles_for_every_target(compiled: list[Row]) -> None:
         is_nvidia_only = module in NVIDIA_ONLY
         wanted = {name for name, target in TARGETS.items() if target.is_nvidia or not is_nvidia_only}
         wanted = {"sm_90"} if module in SM_90_ONLY else wanted
-        assert found == wanted, (module, kernel)
+        if request.node.callspec.params["made"] == "all":
+            assert found == wanted, (module, kernel)
+        else:
+            assert found <= wanted, (module, kernel)
+            assert len(found - AMD) >= min(2, len(wanted - AMD)), (module, kernel)
+            assert len(found & AMD) >= min(1, len(wanted & AMD)), (module, kernel)
+    assert {target for found in targets.values() for target in found} == set(TARGETS)
     assert len(set(names(compiled))) == len(compiled), "names of variants are not unique"
 
 

@@ -28,7 +28,7 @@ def main() -> int:
     )
     parser.add_argument("--only", metavar="NAME", help="a kernel file (gemv_packed) or a variant, in full")
     parser.add_argument(
-        "--fewer", action="store_true", help="one variant of each kernel for every target, the others for one"
+        "--fewer", action="store_true", help="each variant for one target, one of each kernel for three"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     parser.add_argument(

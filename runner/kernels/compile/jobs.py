@@ -92,18 +92,24 @@ def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:
 
 
 def fewer(wanted: Sequence[Job]) -> list[Job]:
-    """Of these for every target the first variant of each kernel that it has, and the others for one target."""
-    first: dict[tuple[str, str, str], str] = {}
+    """Of these every variant for the target where it is likeliest to fail, and one of each kernel for one more of NVIDIA's
+    and one of AMD's: which of them goes round, so that about as many kernels are compiled for each."""
+    chosen = {job for job in wanted if job.target == _likeliest(job)}
+    there = {job.variant for job in chosen}
+    chosen |= {job for job in wanted if job.variant not in there}
+    others: dict[tuple[str, str], list[Job]] = {}
     for job in wanted:
-        first.setdefault((job.module, job.kernel, job.target), job.variant)
-    there = {job.variant for job in wanted if job.target == (_DECODING if job.is_decode else _PROMPTS)}
-    return [
-        job
-        for job in wanted
-        if first[job.module, job.kernel, job.target] == job.variant
-        or job.target == (_DECODING if job.is_decode else _PROMPTS)
-        or job.variant not in there
-    ]
+        others.setdefault((job.module, job.kernel), []).extend([] if job in chosen else [job])
+    for place, left in enumerate(others.values()):
+        for is_nvidia in (True, False):
+            kin = [job for job in left if TARGETS[job.target].is_nvidia is is_nvidia]
+            of_one = [job for job in kin if job.variant == kin[0].variant]
+            chosen |= {of_one[place % len(of_one)]} if of_one else set()
+    return [job for job in wanted if job in chosen]
+
+
+def _likeliest(job: Job) -> str:
+    return _DECODING if job.is_decode else _PROMPTS
 
 
 def compile_job(job: Job) -> Compiled:
