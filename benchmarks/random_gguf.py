@@ -43,15 +43,18 @@ _BASES = {"q4_k_m": Type.Q4_K, "q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "mxfp4_moe"
 _OF_ODD_ROWS = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # that blocks of 256 do not fill
 _GGUF_NAMES = {
     "gemma2": "gemma2", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "gpt_oss": "gpt-oss", "granite": "granite",
-    "llama": "llama", "ministral3": "mistral3", "mistral": "llama", "olmo2": "olmo2", "olmo3": "olmo2", "phi3": "phi3",
-    "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_5_moe_text": "qwen35moe", "qwen3_5_text": "qwen35",
-    "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
+    "llama": "llama", "ministral3": "mistral3", "mistral": "llama", "mixtral": "llama", "olmo2": "olmo2",
+    "olmo3": "olmo2", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35", "qwen3_moe": "qwen3moe", "smollm3": "smollm3",
 }  # fmt: skip
 _NORMS = {
     "gemma2": blocks.NORMS_AROUND, "gemma3_text": blocks.NORMS_AROUND, "gemma4_text": blocks.NORMS_AROUND,
     "gpt_oss": blocks.NORMS_AS_CALLED, "olmo2": blocks.NORMS_AFTER, "olmo3": blocks.NORMS_AFTER,
     "qwen3_5_moe_text": blocks.NORMS_AS_CALLED, "qwen3_5_text": blocks.NORMS_AS_CALLED,
 }  # fmt: skip
+# What its quantizer does with as many experts as Mixtral has: what all of them share is small.
+_MIXTRALS = 8
+_OF_MIXTRALS = {"attn_k.weight": Type.Q8_0, "attn_v.weight": Type.Q8_0, "attn_output.weight": Type.Q5_K}
 _ROPE_FACTORS = "rope_freqs.weight"  # what frequencies are divided by; 1e30 where a pair is not turned
 _POOL_BYTES = 16 << 20  # of random blocks, which large tensors repeat
 
@@ -133,6 +136,8 @@ def _wanted(name: str, shape: tuple[int, ...], config: ModelConfig, mix: str) ->
         return Type.Q6_K
     _, _, rest = name.partition(".")
     layer, _, leaf = rest.partition(".")
+    if config.experts is not None and config.experts.count == _MIXTRALS and leaf in _OF_MIXTRALS:
+        return _OF_MIXTRALS[leaf] if leaf != "attn_output.weight" or mix == "q4_k_m" else base
     if mix != "q4_k_m" or not leaf.startswith(("attn_v.", "attn_qkv.", "ffn_down")):
         return base
     layers = list(range(config.num_layers))
@@ -151,11 +156,12 @@ def _has_more_bits(layer: int, num_layers: int) -> bool:
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 # Where a block has its half-precision scales, and the deviation of its weights where these scales are 1. In Q4_K the
-# offset is 7.5 times the scale, which makes the mean 0.
+# offset is 7.5 times the scale, in Q5_K 15.5 times, which makes the mean 0.
 _SCALES: Mapping[Type, tuple[tuple[slice, float], ...]] = {
     Type.Q4_0: ((slice(0, 2), 1.0),),
     Type.Q5_0: ((slice(0, 2), 1.0),),
     Type.Q4_K: ((slice(0, 2), 1.0), (slice(2, 4), 7.5)),
+    Type.Q5_K: ((slice(0, 2), 1.0), (slice(2, 4), 15.5)),
     Type.Q6_K: ((slice(208, 210), 1.0),),
     Type.Q8_0: ((slice(0, 2), 1.0),),
 }
@@ -163,6 +169,7 @@ _DEVIATIONS: Mapping[Type, float] = {
     Type.Q4_0: 4.6,
     Type.Q5_0: 9.2,
     Type.Q4_K: 258.0,
+    Type.Q5_K: 527.0,
     Type.Q6_K: 1367.0,
     Type.Q8_0: 73.9,
 }

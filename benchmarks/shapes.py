@@ -208,6 +208,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"vocab_size": 100278, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
     | {"num_attention_heads": 32, "num_key_value_heads": 32, "sliding_window": 4096, "rope_theta": 5e5}
     | {"max_position_embeddings": 65536, "rope_scaling": _OLMO3_ROPE, "eos_token_id": 100257},
+    "mixtral-8x7b": {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "rms_norm_eps": 1e-5}
+    | {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "rope_theta": 1e6, "max_position_embeddings": 32768}
+    | {"num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen3-30b-a3b": _QWEN
     | _MOE
     | _QWEN_SIZES

@@ -128,13 +128,14 @@ SMALL_SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     [
         config_of("llama-3.1-8b", 16),
         config_of("phi-3-mini", 16),
+        config_of("mixtral-8x7b", 12),
         GEMMA4,
         EXPERTS_BESIDE,
         GEMMA4_E2B,
         DELTA_NETS,
         SHARED_EXPERT,
     ],
-    ids=["llama", "phi", "gemma4", "gemma4 with experts", "gemma4 e2b", "qwen3.5", "qwen3.5 with experts"],
+    ids=["llama", "phi", "mixtral", "gemma4", "gemma4 with experts", "gemma4 e2b", "qwen3.5", "qwen3.5 with experts"],
 )
 def test_llama_cpps_own_quantizer_gives_every_tensor_the_type_that_is_planned(
     tmp_path: Path, shape: dict[str, Any], mix: str
@@ -165,6 +166,7 @@ def test_rows_that_no_blocks_of_256_fill_have_the_types_that_llama_cpp_falls_bac
             config_of(name, 6)
             for name in ("gemma-2-9b", "gemma-3-4b", "mistral-7b", "olmo-2-1b", "olmo-3-7b", "phi-3-mini")
         ),
+        config_of("mixtral-8x7b", 2),
         *(config_of(name, 6) for name in ("smollm3-3b", "granite-3.3-2b", "ministral-3-3b", "gpt-oss-20b")),
         GEMMA4,
         EXPERTS_BESIDE,
@@ -197,7 +199,7 @@ def test_states_of_random_delta_nets_decay() -> None:
     assert all((rate < 0).all() for rate in rates)
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q6_K, Type.MXFP4])
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.MXFP4])
 def test_random_blocks_give_outputs_of_the_size_of_their_inputs(kind: Type) -> None:
     _, size = random_gguf.GGML_QUANT_SIZES[kind]
     weights = dequantize(random_gguf._pool(kind, 4096)[: 2000 * int(size)].reshape(-1, int(size)), kind)

@@ -121,6 +121,7 @@ _LLAMA = {
     "eos_token_id": 2,
 }
 _MISTRAL = _LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+_MIXTRAL = _MISTRAL | {"num_local_experts": 8, "num_experts_per_tok": 2}
 _MINISTRAL3 = _MISTRAL | {
     "vocab_size": 131072,
     "num_hidden_layers": 34,
@@ -259,6 +260,26 @@ FAMILIES: Mapping[str, Family] = {
         own_keys=_names("sliding_window"),
         attention_bias="none",
         window="all",
+    ),
+    "mixtral": Family(
+        architectures=("MixtralForCausalLM",),
+        defaults=_MIXTRAL,
+        own_keys=_names("sliding_window num_local_experts num_experts_per_tok router_jitter_noise"),
+        attention_bias="none",
+        rms_norm_eps=1e-5,
+        window="all",
+        sliding_window=None,
+        rope_theta=1e6,
+        experts=ExpertKeys(
+            count=("num_local_experts",),
+            least=1,
+            width="intermediate_size",
+            routing="topk_softmax",
+            activation="silu",
+            has_bias=False,
+            router="gate",
+            fixed={"decoder_sparse_step": 1},
+        ),
     ),
     "ministral3": Family(
         architectures=("Ministral3ForCausalLM",),

@@ -50,3 +50,16 @@ def test_two_tensors_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize("model_type", ["gemma3_text", "llama"])
 def test_a_head_that_drafts_is_no_part_of_a_model(model_type: str) -> None:
     assert of_text_model({"mtp.fc.weight": 1, "model.norm.weight": 2}, model_type) == {"model.norm.weight": 2}
+
+
+def test_what_mixtral_calls_otherwise_has_the_names_of_most_families() -> None:
+    block = "model.layers.0.block_sparse_moe."
+    named = {f"{block}gate.weight": 1, f"{block}experts.3.w1.weight": 2, "model.norm.weight": 3}
+    named |= {f"{block}experts.3.w2.weight": 4, f"{block}experts.3.w3.weight": 5}
+    mlp = "model.layers.0.mlp."
+    wanted = {f"{mlp}gate.weight": 1, f"{mlp}experts.3.gate_proj.weight": 2, "model.norm.weight": 3}
+    wanted |= {f"{mlp}experts.3.down_proj.weight": 4, f"{mlp}experts.3.up_proj.weight": 5}
+    assert of_text_model(named, "mixtral") == of_text_model(wanted, "mixtral") == wanted
+    assert of_text_model(named, "qwen3_moe") == named
+    with pytest.raises(BadModelFile, match=r"'model.layers.0.mlp.gate.weight' is there twice"):
+        of_text_model({**named, **wanted}, "mixtral")

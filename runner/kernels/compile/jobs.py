@@ -92,8 +92,8 @@ def jobs(targets: Sequence[str], only: str | None = None) -> list[Job]:
 
 
 def fewer(wanted: Sequence[Job]) -> list[Job]:
-    """Of these every variant for the target where it is likeliest to fail, and one of each kernel for one more of NVIDIA's
-    and one of AMD's: which of them goes round, so that about as many kernels are compiled for each."""
+    """Of these every variant for the target where it is likeliest to fail, and one of each kernel for one more of
+    NVIDIA's and one of AMD's: which of them goes round, so that about as many kernels are compiled for each."""
     chosen = {job for job in wanted if job.target == _likeliest(job)}
     there = {job.variant for job in chosen}
     chosen |= {job for job in wanted if job.variant not in there}

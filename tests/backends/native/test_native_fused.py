@@ -65,6 +65,7 @@ MODELS = (
     "smollm3",
     "granite",
     "ministral3",
+    "mixtral",
     "qwen3-moe",
     "gpt-oss",
 )

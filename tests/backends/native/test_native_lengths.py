@@ -30,7 +30,7 @@ N_CTX = 4096
 SHAPES = (
     "llama-3.1-8b", "qwen3-0.6b", "qwen3-14b", "qwen2.5-7b", "qwen2.5-0.5b", "gemma-2-9b", "gemma-3-1b", "gemma-3-4b",
     "gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e2b", "gemma-4-e4b", "phi-3-mini", "olmo-2-1b", "olmo-3-7b",
-    "qwen3-30b-a3b", "smollm3-3b", "granite-3.3-2b", "qwen3.5-4b", "qwen3.5-35b-a3b", "gpt-oss-20b",
+    "mixtral-8x7b", "qwen3-30b-a3b", "smollm3-3b", "granite-3.3-2b", "qwen3.5-4b", "qwen3.5-35b-a3b", "gpt-oss-20b",
 )  # fmt: skip
 # So that one of two is not rotated, and one has a delta net; and two layers more, which see what the first two keep.
 SHARED: dict[str, Any] = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 1024}

@@ -41,7 +41,7 @@ from tests.backends.native.test_native_logits import IDS, greedy, reference, rel
 from tests.backends.native.tiny_models import load, make, ready, save, stack_experts
 
 MOES = ["qwen3-moe", "qwen3-moe-in-some-layers", "qwen3-moe-window", "gpt-oss", "gpt-oss-plain-rope", "qwen3-5-moe"]
-MOES += ["gemma4-moe"]
+MOES += ["gemma4-moe", "mixtral"]
 
 
 def decoder(directory: Path, dtype: torch.dtype) -> Any:

@@ -277,6 +277,7 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": _YARN,
         },
     ),
+    "mixtral": ("mixtral", {"head_dim": 18, "num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 6}),
     "qwen3-moe": ("qwen3_moe", {"head_dim": 18, **_EXPERTS, "norm_topk_prob": True, "tie_word_embeddings": True}),
     "qwen3-moe-in-some-layers": ("qwen3_moe", {"head_dim": 18, **_EXPERTS, "mlp_only_layers": [1]}),
     "gpt-oss": ("gpt_oss", {"head_dim": 18, **_GPT_OSS}),

@@ -35,7 +35,7 @@ SHARED = "model.layers.1.mlp.shared_expert"
 def source_of(name: str, directory: Path, **more: Any) -> Path:
     widths = WIDTH | ({"shared_expert_intermediate_size": 64} if name.startswith("qwen3-5") else {})
     widths |= {"global_head_dim": 64} if name.startswith("gemma4") else {}
-    return tiny(directory, name, **(more if name.startswith("gpt") else widths | more))
+    return tiny(directory, name, **(more if name.startswith(("gpt", "mixtral")) else widths | more))
 
 
 def relative(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
@@ -46,7 +46,7 @@ def config_of(directory: Path) -> ModelConfig:
     return parse_model_config(read_json(directory / "config.json"))
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "qwen3-moe-in-some-layers", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen3-moe-in-some-layers", "gpt-oss", "mixtral"])
 def test_experts_in_eight_bits_give_nearly_the_logits_of_the_source_in_both_rotations(
     name: str, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ ARCHITECTURES = (
     "mimo",
     "ministral3",
     "mistral",
+    "mixtral",
     "olmo2",
     "olmo3",
     "phi3",
