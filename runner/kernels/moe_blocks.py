@@ -11,7 +11,7 @@ moe_int8.py and moe_gemm.py are for experts with more pairs, and the references 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -27,7 +27,13 @@ from runner.kernels.fragment_products import half_tables_of_lanes
 from runner.kernels.fragments import BLOCK, TILE
 from runner.kernels.gemv_fragments import loaded_tiles, rows_of_sums, step_of_blocks
 from runner.kernels.grids import half_tables, table
-from runner.kernels.moe_fragments import PAIRS_WARPS, GemvFragmentsOfExperts, check_apart, operands_to_try
+from runner.kernels.moe_fragments import (
+    PAIRS_WARPS,
+    WARPS_TO_TRY,
+    GemvFragmentsOfExperts,
+    check_apart,
+    operands_to_try,
+)
 from runner.kernels.moe_groups import Groups, block_of, group_pairs
 from runner.kernels.moe_slots import add_slots, slots_at_once
 from runner.kernels.values import (
@@ -203,13 +209,16 @@ def try_bits(form: str, device: torch.device) -> bool:
     ):
         args = (out, TILE, (out, 0.0, 0.0), out, (experts, 1, 2 * TILE))
         launch(moe_pairs.gate_pairs, args, (0, 0, False, ACTIVATIONS["silu"]), TILE, TILE)
-    weights, y, parts = torch.ones(3, 1, device=device), gated.new_empty(3, 2 * TILE), gated.new_empty(2, 3, 2)
-    h = torch.zeros(2, 3, 2 * TILE, device=device)
-    alone.sum(weights, h[0], None, parts[0])
-    args = (y, 2 * TILE, (y, 0.0, 0.0), y, (experts, 1, 2 * TILE))
-    BlocksOfExperts(x=x, w=w, groups=together, warps=1).pairs(moe_pairs.store_pairs, args, (0, 0, False), 0, 2 * TILE)
-    add_slots(y, weights, h[1], parts[1])
-    return all(torch.equal(*both) for both in (gated, h, parts))
+    weights, y = torch.ones(3, 1, device=device), gated.new_empty(3, 2 * TILE)
+    args, found = (y, 2 * TILE, (y, 0.0, 0.0), y, (experts, 1, 2 * TILE)), [gated]
+    for warps in WARPS_TO_TRY:
+        h, parts = torch.zeros(2, 3, 2 * TILE, device=device), gated.new_empty(2, 3, 2)
+        replace(alone, warps=warps).sum(weights, h[0], None, parts[0])
+        blocks = BlocksOfExperts(x=x, w=w, groups=together, warps=warps)
+        blocks.pairs(moe_pairs.store_pairs, args, (0, 0, False), 0, 2 * TILE)
+        add_slots(y, weights, h[1], parts[1])
+        found += [h, parts]
+    return all(torch.equal(*both) for both in found)
 
 
 _is_alike = cache(try_bits)
@@ -261,11 +270,13 @@ def variants() -> Iterator[Variant]:
         ("mq4-uniform", 2, 768, 32, False), ("mq6", 2, 768, 32, False),
         ("mq4", 1, 2880, 45, True), ("mq4", 1, 0, 45, True), ("mq4-uniform", 1, 768, 32, True),
         ("mq6", 1, 768, 32, True), ("mq4", 1, 704, 44, True), ("mq4", 1, 0, 11, True),  # the last two: Gemma 4, gelu
+        ("mq4", 1, 0, 224, True), ("mq4", 2, 0, 224, True),  # Mixtral
     ):  # fmt: skip
         is_gemma4 = n_pairs in (44, 11)
-        of_step = f" of a step{', Gemma 4' if is_gemma4 else ''}" if few else ""
+        is_wide = n_pairs == 224
+        of_step = f" of a step{', Gemma 4' if is_gemma4 else ', wide' if is_wide else ''}" if few else ""
         program = moe_pairs.gate_pairs if pair else moe_pairs.store_pairs
-        warps = _warps(n_pairs) if not few else PAIRS_WARPS if pair else 1
+        warps = _warps(n_pairs) if not few else PAIRS_WARPS if pair else 4 if is_wide else 1
         yield Variant(
             name=f"moe_blocks {form} {program.__name__}, {8 * blocks} pairs{of_step}",
             kernel=_blocks_of_fragments,

@@ -105,24 +105,25 @@ def _pairs_of_fragments(
 def _sum_of_fragments(
     packed, high, scale, row_scale, levels, halves, x, notes, experts, weights, h, bias, parts, N, n_tiles,
     HAS_BIAS: tl.constexpr, ADDS: tl.constexpr, FORMAT: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    P: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
+    P: tl.constexpr, W: tl.constexpr, DEPTH: tl.constexpr, NVIDIA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A slot of K is a warp, V at a time; warps that have none in the last round ask for nothing."""
+    """A slot of K is W warps, V slots at a time; warps that have none in the last round ask for nothing."""
     ROUNDS: tl.constexpr = (K + V - 1) // V
-    STEPS: tl.constexpr = (P + 3) // 4
-    MASKED: tl.constexpr = P % 4 != 0 or K % V != 0
+    STEPS: tl.constexpr = (P + 4 * W - 1) // (4 * W)
+    MASKED: tl.constexpr = P % (4 * W) != 0 or K % V != 0
     row, tile = tl.program_id(0), tl.program_id(1)
     # Experts were there before the product with gate and up began: from L2, since L1 may hold what was there before.
     # Every warp asks for its own and nothing else, since all programs ask one slice of that cache.
     begun = ()
     for r in tl.static_range(ROUNDS):
-        is_there, pair = slots_of_round(row, r, K, V, 1)
+        is_there, pair = slots_of_round(row, r, K, V, W)
         place = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64)[:, None] * (N // 16) + tile
-        p = (tl.where(is_there, 0, P) if K % V else 0 * pair)[:, None]
+        of_warp = 4 * (tl.arange(0, V * W) % W)
+        p = (tl.where(is_there, of_warp, P) if K % V else of_warp)[:, None]
         of_words, of_tops, of_codes = packed + place * (P * 128), high + place * (P * 128), scale + place * (P * 32)
-        waiting = begun_steps(of_words, of_tops, of_codes, p, P, FORMAT, 1, DEPTH, STEPS, NVIDIA, MASKED)
+        waiting = begun_steps(of_words, of_tops, of_codes, p, P, FORMAT, W, DEPTH, STEPS, NVIDIA, MASKED)
         begun = begun + ((of_words, of_tops, of_codes, p, waiting),)  # type: ignore[assignment]  # noqa: RUF005
-    tables = half_tables_of_lanes(halves, V, FORMAT, NVIDIA)
+    tables = half_tables_of_lanes(halves, V * W, FORMAT, NVIDIA)
     n = tile * 16 + tl.arange(0, 16)
     if PDL:
         gdc_wait()
@@ -135,17 +136,17 @@ def _sum_of_fragments(
         at = tl.load(experts + of_slot).to(tl.int64) * N + (tile * 16 + tl.arange(0, V * 16) % 16)
         factor = 0.5 * tl.load(row_scale + at)
         share = tl.load(weights + of_slot)
-        _, pair = slots_of_round(row, r, K, V, 1)
+        _, pair = slots_of_round(row, r, K, V, W)
         of_x, of_notes = x + pair[:, None].to(tl.int64) * (P * 16), notes + pair[:, None].to(tl.int64) * (P * 4)
-        asked = begun_x(of_x, of_notes, p, P, FORMAT, 1, DEPTH, STEPS, NVIDIA, PDL, MASKED)
+        asked = begun_x(of_x, of_notes, p, P, FORMAT, W, DEPTH, STEPS, NVIDIA, PDL, MASKED)
         acc = all_steps(
             waiting, asked, of_words, of_tops, of_codes, levels, tables, of_x, of_notes, p, 0, P,
-            FORMAT, V, 1, DEPTH, STEPS, NVIDIA, PDL, MASKED,
+            FORMAT, V * W, W, DEPTH, STEPS, NVIDIA, PDL, MASKED,
         )  # fmt: skip
         found = found + ((acc, factor, share, at),)  # type: ignore[assignment]  # noqa: RUF005
     for r in tl.static_range(ROUNDS):
         acc, factor, share, at = found[r]
-        y = row_sums(acc, V, 1) * factor
+        y = row_sums(acc, V * W, W) * factor
         if HAS_BIAS:
             y += tl.load(bias + at).to(tl.float32)
         is_there, _ = slots_of_round(row, r, K, V, 16)
@@ -166,13 +167,15 @@ def check_apart(x: Int8Fragments, w: PackedMatrix) -> None:
 class GemvFragmentsOfExperts:
     """Launches of the kernels. x: each row apart (C = 1), of the rows for `pairs`, of the pairs for the others.
 
-    w: the matrices of all experts, [E * N, K]; experts: int32 [M, k]; num_rows: N.
+    w: the matrices of all experts, [E * N, K]; experts: int32 [M, k]; num_rows: N. warps: of a slot in `sum` and
+    `products`, and so their order of summation; None: as many as are fastest.
     """
 
     x: Int8Fragments
     w: PackedMatrix
     experts: Tensor
     num_rows: int
+    warps: int | None = None
 
     def __post_init__(self) -> None:
         check_apart(self.x, self.w)
@@ -190,8 +193,8 @@ class GemvFragmentsOfExperts:
     def products(self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...]) -> None:
         """Each pair's product [N] to the epilogue, with the bits that `sum` adds up."""
         assert self.x.num_rows == self.experts.numel()
-        depth = _sum_depth(self.w.format, self.experts.shape[1])
-        self._pairs(epilogue, args, config, 0, self.num_rows, k=1, warps=1, depth=depth, early=True)
+        depth, warps = _sum_depth(self.w.format, self.experts.shape[1]), self._warps_of_slot()
+        self._pairs(epilogue, args, config, 0, self.num_rows, k=1, warps=warps, depth=depth, early=True)
 
     def _pairs(
         self, epilogue: Callable[..., Any], args: tuple[Any, ...], config: tuple[Any, ...], pair: int, n_columns: int,
@@ -218,14 +221,17 @@ class GemvFragmentsOfExperts:
         """
         n_rows, k = self.experts.shape
         assert self.x.num_rows == n_rows * k
-        at_once, pdl, n_pairs = slots_at_once(k), has_pdl(h), self.w.packed.shape[1]
+        at_once, warps, pdl, n_pairs = slots_at_once(k), self._warps_of_slot(), has_pdl(h), self.w.packed.shape[1]
         _sum_of_fragments[(n_rows, self.n_sum_tiles)](
             *self._operands(), self.experts, weights, h, h if bias is None else bias, parts,
             self.num_rows, self.n_sum_tiles,
-            HAS_BIAS=bias is not None, ADDS=adds, FORMAT=self.w.format, K=k, V=at_once, P=n_pairs,
-            DEPTH=_sum_depth(self.w.format, k), NVIDIA=is_nvidia(h), PDL=pdl, num_warps=at_once, num_stages=1,
+            HAS_BIAS=bias is not None, ADDS=adds, FORMAT=self.w.format, K=k, V=at_once, P=n_pairs, W=warps,
+            DEPTH=_sum_depth(self.w.format, k), NVIDIA=is_nvidia(h), PDL=pdl, num_warps=at_once * warps, num_stages=1,
             **register_option(_MOST_REGISTERS if is_nvidia(h) else None), **pdl_option(pdl), **OPTIONS,
         )  # fmt: skip
+
+    def _warps_of_slot(self) -> int:
+        return self.warps or warps_of_slot(self.w, self.experts.shape[1])
 
     def _operands(self) -> tuple[Any, ...]:
         w, device = self.w, self.w.packed.device
@@ -266,7 +272,7 @@ def try_experts(form: str, device: torch.device) -> bool:
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     w, dense, x, rows = operands_to_try(form, device)
-    gated, h = torch.empty(3, TILE, device=device), torch.zeros(1, TILE, device=device)
+    gated, h = torch.empty(3, TILE, device=device), torch.zeros(2, TILE, device=device)
     weights, parts = torch.tensor([[0.5, 0.3, 0.2]], device=device), torch.empty(1, 1, device=device)
     first = torch.zeros(3, 1, dtype=torch.int32, device=device)
     args = (gated, TILE, (gated, 0.0, 0.0), gated, (first, 1, 2 * TILE))
@@ -274,10 +280,12 @@ def try_experts(form: str, device: torch.device) -> bool:
         moe_pairs.gate_pairs, args, (0, 0, False, ACTIVATIONS["silu"]), TILE, TILE
     )
     experts = torch.tensor([[2, 0, 1]], dtype=torch.int32, device=device)
-    GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE).sum(weights, h, None, parts)
+    for warps, total in zip(WARPS_TO_TRY, h, strict=True):
+        launches = GemvFragmentsOfExperts(x=x, w=w, experts=experts, num_rows=TILE, warps=warps)
+        launches.sum(weights, total[None], None, parts)
     gate, up = (rows @ dense[: 2 * TILE].T).chunk(2, 1)
     by_slot = torch.einsum("sk,snk->sn", rows, dense.view(4, TILE, -1)[experts[0].tolist()])
-    wanted = ((gated, gate.sigmoid() * gate * up), (h, weights.cpu() @ by_slot))
+    wanted = ((gated, gate.sigmoid() * gate * up), (h, (weights.cpu() @ by_slot).expand(2, -1)))
     return all(bool((found.cpu() - right).norm() < 1e-4 * right.norm()) for found, right in wanted)
 
 
@@ -306,9 +314,20 @@ _works, _adds_alike = cache(try_experts), cache(try_sums)
 # whole steps of Qwen3-30B-A3B take 2.5, 0, 5, 5 and 4 % less with four, of mq6 2 %. [2048, 768]: 3.5, 5.6, 10.1, 17.4,
 # 31.4; two warps a slot 5.2, 9.7, 18.1, 34.2, 65.5; two steps 3.7, 5.0, 9.2, 17.0, 30.9; from planes 9.0, 14.2, 22.5,
 # 38.7, 72.7.
-PAIRS_WARPS: Final = 2  # of a tile; of a slot it is one
+PAIRS_WARPS: Final = 2  # of a tile; of a slot it is one, but for wide experts
+WARPS_TO_TRY: Final = (1, 2)
+"""Warps of a slot: one, and several."""
 _PAIRS_DEPTH: Final = 4
 _MOST_REGISTERS, _MOST_SLOTS = 128, 16
+_WIDE: Final = 128  # pairs of groups of a row
+
+
+def warps_of_slot(w: PackedMatrix, k: int) -> int:
+    """Warps that share one of a row's k slots in `sum`, and so the order of summation, whatever M is.
+
+    Of wide experts, of which a row takes few, as many as make eight of a program.
+    """
+    return 8 // slots_at_once(k) if w.packed.shape[1] >= _WIDE else 1
 
 
 def _sum_depth(form: str, k: int) -> int:
@@ -322,6 +341,7 @@ def variants() -> Iterator[Variant]:
         ("mq4-uniform", 8, 12),
         ("mq6", 0, 32), ("mq6", 4, 45),
         ("mq4", 1, 8), ("mq4-uniform", 1, 8), ("mq6", 1, 8),
+        ("mq4", 2, 224), ("mq4-uniform", 2, 224), ("mq6", 2, 224),  # Mixtral
         ("mq4", 0, 44), ("mq4", 8, 11), ("mq6", 8, 11),  # Gemma 4: gelu, and a sum by itself
     ):  # fmt: skip
         is_gemma4 = n_pairs in (44, 11)
@@ -331,6 +351,7 @@ def variants() -> Iterator[Variant]:
         }  # fmt: skip
         common = {"FORMAT": form, "P": n_pairs, "NVIDIA": True}
         if k > 1:
+            warps = 8 // slots_at_once(k) if n_pairs >= _WIDE else 1
             yield Variant(
                 name=f"moe_fragments {form} sum of {k}{', no stream' if is_gemma4 else ''}",
                 kernel=_sum_of_fragments,
@@ -339,10 +360,10 @@ def variants() -> Iterator[Variant]:
                     "n_tiles": "i32",
                 },
                 constants={
-                    **common, "HAS_BIAS": k == 4, "ADDS": not is_gemma4, "K": k, "V": slots_at_once(k),
+                    **common, "HAS_BIAS": k == 4, "ADDS": not is_gemma4, "K": k, "V": slots_at_once(k), "W": warps,
                     "DEPTH": _sum_depth(form, k),
                 },
-                num_warps=slots_at_once(k),
+                num_warps=slots_at_once(k) * warps,
                 num_stages=1,
                 has_pdl=True,
                 is_nvidia_only=True,

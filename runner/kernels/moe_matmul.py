@@ -25,7 +25,7 @@ from runner.kernels.epilogues import ACTIVATIONS
 from runner.kernels.fragments import TILE
 from runner.kernels.matmul import Activation, dense_rows, gate_ref
 from runner.kernels.moe_blocks import BlocksOfExperts
-from runner.kernels.moe_fragments import PAIRS_WARPS, GemvFragmentsOfExperts, multiplies_one_by_one
+from runner.kernels.moe_fragments import PAIRS_WARPS, GemvFragmentsOfExperts, multiplies_one_by_one, warps_of_slot
 from runner.kernels.moe_gemm import Gemm
 from runner.kernels.moe_gemv import Gemv
 from runner.kernels.moe_groups import Groups, group_pairs
@@ -239,7 +239,7 @@ def _pairs(
     elif isinstance(x, Int8Fragments):
         assert isinstance(w, PackedMatrix)
         few = len(to.experts) <= MOST_ROWS  # whose bits are those of moe_fragments.py
-        warps = None if not few else 1 if is_residual else PAIRS_WARPS
+        warps = None if not few else warps_of_slot(w, to.experts.shape[1]) if is_residual else PAIRS_WARPS
         blocks = BlocksOfExperts(x=x, w=w, groups=to.groups, warps=warps)
         blocks.pairs(epilogue, args, config, pair, width)
     elif isinstance(x, Int8Blocks):

@@ -440,6 +440,32 @@ def test_rows_of_an_expert_multiplied_together_have_the_bits_that_they_have_alon
     assert all(map(torch.equal, run(is_sorted=True), run(is_sorted=False)))
 
 
+@pytest.mark.parametrize(("form", "k", "length"), [("mq4", 3, 832), ("mq4-uniform", 2, 1088), ("mq6", 2, 320)])
+def test_warps_share_a_slot_of_wide_experts_in_one_order(
+    form: str, k: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, e, width = 3, 4, 32
+    down = matrix(f"{form} fragments", e * width, length)
+    assert isinstance(down, PackedMatrix)
+    inner, routes = random(m * k, length, seed=6), route(random(m, e, seed=4), k, "softmax_topk")
+
+    def run(first: int, last: int, *, is_sorted: bool) -> list[Tensor]:
+        rows, h = inner[first * k : last * k], random(m, width, seed=8)[first:last].clone()
+        to = dispatch(*(one[first:last].contiguous() for one in routes), e, is_sorted=is_sorted)
+        squares = moe_linear_residual(activations(rows, down, last - first), down, to, h, eps=1e-5)
+        return [h, squares.parts]
+
+    by_one_warp = run(0, m, is_sorted=False)
+    monkeypatch.setattr(moe_fragments, "_WIDE", 5)
+    assert moe_fragments.warps_of_slot(down, k) == {3: 2, 2: 4}[k]
+    apart = run(0, m, is_sorted=False)
+    assert all(map(torch.equal, apart, run(0, m, is_sorted=True)))
+    assert all(torch.equal(one[0], rows[1]) for one, rows in zip(run(1, 2, is_sorted=False), apart, strict=True))
+    assert not torch.equal(apart[0], by_one_warp[0])  # another order
+    for found, right in zip(apart, by_one_warp, strict=True):
+        close(found, right.double())
+
+
 def test_int8_rows_of_pairs_are_those_of_the_pairs_in_order() -> None:
     """What the down product reads: quantizing all pairs at once and each by itself is the same."""
     inner = random(6, 64)
