@@ -319,7 +319,8 @@ WARPS_TO_TRY: Final = (1, 2)
 """Warps of a slot: one, and several."""
 _PAIRS_DEPTH: Final = 4
 _MOST_REGISTERS, _MOST_SLOTS = 128, 16
-_WIDE: Final = 128  # pairs of groups of a row
+WIDE: Final = 8192
+"""Columns of an expert's down matrix from which on it is wide; Mixtral's has 14336, those of all others up to 2880."""
 
 
 def warps_of_slot(w: PackedMatrix, k: int) -> int:
@@ -327,7 +328,7 @@ def warps_of_slot(w: PackedMatrix, k: int) -> int:
 
     Of wide experts, of which a row takes few, as many as make eight of a program.
     """
-    return 8 // slots_at_once(k) if w.packed.shape[1] >= _WIDE else 1
+    return 8 // slots_at_once(k) if w.shape[1] >= WIDE else 1
 
 
 def _sum_depth(form: str, k: int) -> int:
@@ -351,7 +352,7 @@ def variants() -> Iterator[Variant]:
         }  # fmt: skip
         common = {"FORMAT": form, "P": n_pairs, "NVIDIA": True}
         if k > 1:
-            warps = 8 // slots_at_once(k) if n_pairs >= _WIDE else 1
+            warps = 8 // slots_at_once(k) if n_pairs * 2 * GROUP >= WIDE else 1
             yield Variant(
                 name=f"moe_fragments {form} sum of {k}{', no stream' if is_gemma4 else ''}",
                 kernel=_sum_of_fragments,

@@ -28,6 +28,7 @@ from runner.kernels.gemm_fragments import sums_of_blocks
 from runner.kernels.grids import half_tables, scale_value, table
 from runner.kernels.int8_weights import FORMATS_AS_INT8, int8_weights_ref, longest_level, row_ratio
 from runner.kernels.layouts import random_matrix, random_rows
+from runner.kernels.moe_fragments import WIDE
 from runner.kernels.moe_groups import Groups, block_of, group_pairs
 from runner.kernels.values import (
     MOST_ROWS,
@@ -150,10 +151,11 @@ def multiplies_in_int8(w: Matrix) -> bool:
     return is_hopper(w.packed) and _works(w.format, w.packed.device)
 
 
-def takes_pairs_in_int8(n_rows: int, n_slots: int, n_experts: int) -> bool:
+def takes_pairs_in_int8(n_rows: int, n_slots: int, n_experts: int, width: int) -> bool:
     """Whether the kernel is for so many rows: more than decoding's are for, and neither few nor very many pairs an
-    expert."""
-    return n_rows > MOST_ROWS and _FEW_PAIRS * n_experts < n_rows * n_slots <= _MOST_PAIRS * n_experts
+    expert. width: columns of an expert's down matrix."""
+    few = _FEW_PAIRS if width < WIDE else 0
+    return n_rows > MOST_ROWS and few * n_experts < n_rows * n_slots <= _MOST_PAIRS * n_experts
 
 
 def try_int8(form: str, device: torch.device) -> bool:
@@ -186,7 +188,8 @@ _works = cache(try_int8)
 # 128 and 256: 180, 181, 248, 349, 512, 916, there 335, 383, 571, 865, 1032, 1652. Products alone in blocks of 32, 64
 # and 128 rows: 32 pairs 201, 234, -, 40 pairs 268, 248, -, 48 pairs 284, 259, 295, 64 pairs 349, 359, 305. Blocks of 16
 # take 5 % less for 8 pairs alone, eight warps 20 to 40 % more; a third stage for 64 rows and a fourth for 32 gain
-# nothing.
+# nothing. Wide experts are never for moe_blocks.py: eight layers of Mixtral-8x7B take 2.73, 2.73, 2.71, 2.85 ms of 17,
+# 20, 24, 32 tokens there, and 2.29, 2.37, 2.35, 2.44 here.
 _FEW_PAIRS: Final = 8  # of an expert, on average, which are for moe_blocks.py
 _MOST_PAIRS: Final = 512
 _TILES: Final = 4  # of a program, each a warp's

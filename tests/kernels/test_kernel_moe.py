@@ -456,7 +456,7 @@ def test_warps_share_a_slot_of_wide_experts_in_one_order(
         return [h, squares.parts]
 
     by_one_warp = run(0, m, is_sorted=False)
-    monkeypatch.setattr(moe_fragments, "_WIDE", 5)
+    monkeypatch.setattr(moe_fragments, "WIDE", 320)
     assert moe_fragments.warps_of_slot(down, k) == {3: 2, 2: 4}[k]
     apart = run(0, m, is_sorted=False)
     assert all(map(torch.equal, apart, run(0, m, is_sorted=True)))

@@ -94,11 +94,16 @@ def test_int8_is_for_four_bits_on_hopper(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("n_rows", "n_slots", "is_taken"),
-    [(17, 2, True), (1024, 2, True), (1025, 2, False), (32, 1, False), (16, 4, False)],
+    ("n_rows", "n_slots", "width", "is_taken"),
+    [
+        *((17, 2, 2880, True), (1024, 2, 2880, True), (1025, 2, 2880, False), (32, 1, 2880, False)),
+        *((16, 4, 2880, False), (17, 1, 14336, True), (16, 4, 14336, False), (1025, 2, 14336, False)),
+    ],
 )
-def test_int8_is_for_neither_few_nor_very_many_pairs_of_an_expert(n_rows: int, n_slots: int, is_taken: bool) -> None:
-    assert takes_pairs_in_int8(n_rows, n_slots, 4) == is_taken
+def test_int8_is_for_neither_few_nor_very_many_pairs_of_an_expert(
+    n_rows: int, n_slots: int, width: int, is_taken: bool
+) -> None:
+    assert takes_pairs_in_int8(n_rows, n_slots, 4, width) == is_taken
 
 
 @pytest.mark.parametrize("form", FORMATS_AS_INT8)

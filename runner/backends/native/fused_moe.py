@@ -184,7 +184,7 @@ class FusedMoE:
         if isinstance(w, Tensor):
             return rotate_rows(x, gain, 1, self.dtype) if gain is not None or x.dtype != self.dtype else x
         is_few = n_tokens <= MOST_ROWS
-        if self.in_int8 and takes_pairs_in_int8(n_tokens, self.per_token, self.num_experts):
+        if self.in_int8 and takes_pairs_in_int8(n_tokens, self.per_token, self.num_experts, self.down[0].shape[1]):
             return quantize_blocks(x, gain, w.rotation, in_lanes=self.in_lanes)
         in_blocks = self.in_blocks and takes_blocks(w, n_tokens, self.per_token, self.num_experts)
         if in_blocks or (is_few and w.layout == "fragments"):
