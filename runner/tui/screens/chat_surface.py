@@ -58,8 +58,8 @@ class ChatSurface(ModeScreen):
     ChatSurface.-tall #below { layout: vertical; height: 2; }
     ChatSurface.-tall #below Hint { width: 1fr; }
     ChatSurface.-tall #below ContextMeter { text-align: left; width: 1fr; }
-    ChatSurface.-telling #below, ChatSurface.-tall.-telling #below { height: auto; }
-    ChatSurface.-telling #below Hint { height: auto; max-height: 2; text-wrap: wrap; }
+    ChatSurface #below.-telling, ChatSurface.-tall #below.-telling { height: auto; }
+    ChatSurface #below.-telling Hint { height: auto; max-height: 2; text-wrap: wrap; }
     ChatSurface StatusLine { display: none; }
     ChatSurface.-narrow StatusLine, ChatSurface.-tiny StatusLine { display: block; }
     ChatSurface.-no-left #left-rail, ChatSurface.-no-right #live-rail { display: none; }
@@ -70,7 +70,7 @@ class ChatSurface(ModeScreen):
     ChatSurface.-over-right #live-rail { display: block; layer: over; dock: right; width: 40; max-width: 100%;
         height: 100%; background: $surface; border-left: vkey $panel; }
     ChatSurface.-flat #below { display: none; padding: 0; }
-    ChatSurface.-flat.-telling #below { display: block; }
+    ChatSurface.-flat #below.-telling { display: block; }
     ChatSurface.-flat #below ContextMeter { display: none; }
     ChatSurface ToastRack { visibility: visible; dock: top; align: right top; margin: 1 0; max-height: 50%; }
     ChatSurface Toast { max-width: 80%; margin: 0 0 1 0; padding: 0 1; }

@@ -41,8 +41,7 @@ class SideDesk:
 
     def show(self) -> None:
         """Fold what is folded."""
-        for side, is_open in self.is_open.items():
-            self._chat.set_class(not is_open, f"-no-{side}")
+        self._chat.update_classes({f"-no-{side}": not is_open for side, is_open in self.is_open.items()})
 
     @property
     def _is_cramped(self) -> bool:
@@ -57,8 +56,7 @@ class SideDesk:
         """Show or fold a rail; the left one gets the focus when it comes. Gives whether it is shown now."""
         if self._is_cramped:
             is_shown = not self._chat.has_class(f"-over-{side}")
-            self._chat.set_class(is_shown, f"-over-{side}")
-            self._chat.remove_class(f"-over-{_OTHER[side]}")
+            self._chat.update_classes({f"-over-{side}": is_shown, f"-over-{_OTHER[side]}": False})
         else:
             is_shown = self.is_open[side] = not self.is_open[side]
             self.show()

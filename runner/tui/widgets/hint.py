@@ -1,6 +1,6 @@
 """The line under the prompt: what Enter and Esc do now, or what has just been done, which may take two.
 
-It shows what it is told; it knows no engine. While it tells something, its screen has the class -telling.
+It shows what it is told; it knows no engine. While it tells something, what it lies in has the class -telling.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Literal
 
 from textual.content import Content
+from textual.dom import DOMNode
 from textual.geometry import Size
 from textual.timer import Timer
 from textual.visual import VisualType
@@ -65,13 +66,18 @@ class Hint(Static):
             self._timer.stop()
         self.update(line(text, "$warning" if level == "warning" else "$text"))
         self._told_at = monotonic()
-        self.screen.add_class("-telling")
+        self._line.add_class("-telling")
         self._timer = self.set_timer(_TOLD_FOR_S, self._end_telling)
 
     def _end_telling(self) -> None:
         self._timer = None
-        self.screen.remove_class("-telling")
+        self._line.remove_class("-telling")
         self._draw()
+
+    @property
+    def _line(self) -> DOMNode:
+        """What it lies in: the whole screen has many more widgets to be styled anew."""
+        return self.ancestors[0]
 
     def _draw(self) -> None:
         self.update(Content(self._keys))

@@ -80,7 +80,7 @@ class KeyBar(Footer):
                 key.action,
                 disabled=not key.is_enabled,
                 tooltip=key.tooltip,
-                classes="-help" if key.action == _HELP else "",
+                classes="-compact -help" if key.action == _HELP else "-compact",
             )  # compact as it is made: a key that is bound to the bar's is kept by it for ever
 
     def on_mount(self) -> None:

@@ -188,8 +188,8 @@ class SpeedSection(Vertical):
         shown = "" if speed is None or speed.shown_tok_s is None else rate(speed.shown_tok_s).removesuffix(_UNIT)
         if self._digits.value != (shown or "-"):
             self._digits.update(shown or "-")
-        self.set_class(self._numbers.stage is not None, "-staged")
-        self.set_class(speed is None and self._numbers.stage is None, "-blank")
+        is_staged = self._numbers.stage is not None
+        self.update_classes({"-staged": is_staged, "-blank": speed is None and not is_staged})
         for section in self.query(LiveSection):
             section.redraw()
 
