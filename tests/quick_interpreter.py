@@ -23,6 +23,7 @@ def quicken(interpreter: ModuleType) -> None:
     if hasattr(interpreter, "_LangPatchScope") and not hasattr(interpreter._patch_lang, "is_quick"):
         _patch_language_once(interpreter)
         _call_builtins_at_once(interpreter)
+        _call_functions_at_once(interpreter)
         _check_sizes_once(interpreter)
         _look_types_up_once(interpreter)
         _describe_types_once(interpreter.tl.core)
@@ -30,6 +31,7 @@ def quicken(interpreter: ModuleType) -> None:
         _unwrap_nothing_in_what_holds_nothing(interpreter.tl.core)
         _leave_alike_operands_as_they_are(interpreter.tl.core, interpreter.tl.semantic.TritonSemantic)
         _leave_unread_checks_out(interpreter)
+        _load_at_once(interpreter)
 
 
 def _patch_language_once(interpreter: ModuleType) -> None:
@@ -59,17 +61,77 @@ def _call_builtins_at_once(interpreter: ModuleType) -> None:
     """Between a kernel and a function of the language are two that hand the arguments on and copy them."""
     core, semantic = interpreter.tl.core, interpreter.interpreter_semantic
     checks = core.builtin(lambda: None).__code__  # that it was called with _semantic
+    shaped = {name: _quick_shape(interpreter, getattr(core, name), change) for name, change in SHAPED.items()}
 
     def patch_attribute(obj: Any, name: str, member: Any, _builder: Any, scope: Any) -> None:
         called = member.__wrapped__ if getattr(member, "__code__", None) is checks else member
+        called = shaped.get(name, called)
 
         def call(*arguments: Any, **options: Any) -> Any:
             options["_semantic"] = semantic
             return called(*arguments, **options)
 
+        call.unpatched = member  # type: ignore[attr-defined]
         scope.set_attr(obj, name, call)
 
     interpreter._patch_attr = patch_attribute  # type: ignore[attr-defined]
+
+
+# Operations that give their operand's elements another shape.
+SHAPED = {
+    "reshape": lambda data, sizes: (data.reshape(sizes),),
+    "permute": lambda data, axes: (data.transpose(axes),),
+    "split": lambda data, _: (data[..., 0], data[..., 1]),
+}
+
+
+def _quick_shape(interpreter: ModuleType, slow: Any, change: Any) -> Any:
+    """Such an operation, which finds a result's type out once for each type and shape that it is given."""
+    core, tensor, handle_type = interpreter.tl.core, interpreter.tl.core.tensor, interpreter.TensorHandle
+    known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+
+    def shape(value: Any, *sizes: Any, **options: Any) -> Any:
+        wanted = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple, core.tuple)) else sizes
+        wanted = [getattr(size, "value", size) for size in wanted]  # of constants
+        if type(value) is not tensor or len(options) != 1 or not all(type(size) is int for size in wanted):
+            return slow(value, *sizes, **options)
+        key = value.type.name, *wanted
+        if key not in known:
+            found = slow(value, *sizes, **options)
+            parts = found if change is SHAPED["split"] else (found,)
+            if not all(part.type.is_block() for part in parts):
+                return found
+            known[key] = [{k: v for k, v in vars(part).items() if k != "handle"} for part in parts]
+            return found
+        handle, results = value.handle, []
+        for data, described in zip(change(handle.data, wanted), known[key], strict=True):
+            part, result = object.__new__(handle_type), object.__new__(tensor)
+            part.__dict__ = {"data": data, "dtype": handle.dtype.scalar, "attr": {}}
+            result.__dict__ = {**described, "handle": part}
+            results.append(result)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return shape
+
+
+def _call_functions_at_once(interpreter: ModuleType) -> None:
+    """A function of a kernel's is looked for, and patched, whenever it is called."""
+    function, failed = interpreter.InterpretedFunction, interpreter.InterpreterError
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        if "found" not in vars(self):
+            interpreter._patch_lang(self.fn)
+            self.found = self.rewrite()
+        try:
+            return self.found(*arguments, **options)
+        except Exception as error:
+            raise failed(repr(error)) from error
+
+    function.__call__ = call
+
+
+def _truncated(left: Any, right: Any) -> Any:
+    return (left - np.fmod(left, right)) // right
 
 
 # Of operands of one of these types the result is numpy's, in the same type or bool.
@@ -79,11 +141,12 @@ _NUMBERS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "ne": np.not_
 _NUMBERS |= {"radd": np.add, "rmul": np.multiply}
 _BITS = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 _SHIFTS = {"lshift": np.left_shift, "rshift": np.right_shift}
-OPERATORS = {**_NUMBERS, **_BITS, **_SHIFTS}
+_QUOTIENTS = {"floordiv": _truncated, "mod": np.fmod}
+OPERATORS = {**_NUMBERS, **_BITS, **_SHIFTS, **_QUOTIENTS}
 _KINDS = (
     {name: {"fp32", "int32", "int64"} for name in _NUMBERS}
     | {name: {"int32", "int64", "int1"} for name in _BITS}
-    | {name: {"int32", "int64"} for name in _SHIFTS}
+    | {name: {"int32", "int64"} for name in (*_SHIFTS, *_QUOTIENTS)}
 )
 
 
@@ -216,7 +279,7 @@ def _describe_types_once(core: ModuleType) -> None:
         vars(self).update(values[type.name], handle=handle)
 
     def with_element_once(self: Any, kind: Any) -> Any:
-        key = kind.name, self.shape
+        key = kind.name, self.sizes
         if key not in blocks:
             blocks[key] = core.block_type(kind, self.shape)
         return blocks[key]
@@ -325,6 +388,31 @@ def _leave_unread_checks_out(interpreter: ModuleType) -> None:
     debugging alone."""
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
+
+
+def _load_at_once(interpreter: ModuleType) -> None:
+    """What a load that leaves nothing out leaves out, and what is there instead, are written anew for each."""
+    builder, handle_type = type(interpreter.interpreter_builder), interpreter.TensorHandle
+    filled: dict[tuple[tuple[int, ...], np.dtype[Any], int], Any] = {}
+
+    def full_of(shape: tuple[int, ...], dtype: Any, number: int) -> Any:
+        key = shape, np.dtype(dtype), number
+        if key not in filled:
+            filled[key] = np.full(shape, number, dtype)
+        return filled[key]
+
+    def load(self: Any, ptr: Any, cache_policy: Any, is_volatile: Any) -> Any:
+        mask = handle_type(full_of(ptr.data.shape, np.bool_, 1), interpreter.tl.int1)
+        return self.create_masked_load(ptr, mask, None, cache_policy, is_volatile)
+
+    def load_masked(_self: Any, ptrs: Any, mask: Any, other: Any, *_how: Any, **_named: Any) -> Any:
+        kind = ptrs.get_element_ty()
+        dtype = interpreter._get_np_dtype(kind)
+        others = full_of(ptrs.data.shape, dtype, 0) if other is None else other.data
+        return handle_type(interpreter._interpreter.load(ptrs.data, mask.data, others, dtype), kind)
+
+    builder.create_load = load
+    builder.create_masked_load = load_masked
 
 
 def _run(program: str, *arguments: str) -> None:

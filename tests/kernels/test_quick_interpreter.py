@@ -49,12 +49,14 @@ def values() -> dict[tuple[str, tuple[int, ...]], Any]:
     return found
 
 
-def told(compute: Any, *operands: Any) -> Any:
+def told(compute: Any, *operands: Any, **options: Any) -> Any:
     """The type, the numbers and their numpy type; or that it is refused."""
     try:
-        found = compute(*operands)
+        found = compute(*operands, **options)
     except Exception as error:
         return type(error)
+    if isinstance(found, tuple):
+        return [told(lambda part=part: part) for part in found]
     if not isinstance(found, tl.tensor):
         return found
     data = found.handle.data
@@ -91,6 +93,26 @@ def test_axes_are_added_as_they_are_slowly(slices: Any, values: dict[tuple[str, 
     quick = tl.tensor.__getitem__
     for value in values.values():
         assert [told(quick, value, slices) for _ in range(2)] == [told(quick.slow, value, slices)] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *(
+            ("reshape", sizes)
+            for sizes in [(32,), (8, 4), ([2, 2, 8],), (tl.constexpr(8), 1), (tl.constexpr(2),), (5,)]
+        ),
+        *(("permute", axes) for axes in [(1, 0), ((0, 1),), (tl.constexpr(1), 0), (0, 0), (0, 2, 1), (2, 1, 0)]),
+        ("reshape", ()),
+        ("split", ()),
+    ],
+)
+def test_shapes_are_what_they_are_slowly(name: str, sizes: Any, values: dict[tuple[str, tuple[int, ...]], Any]) -> None:
+    quick, semantic = getattr(tl, name), pytest.importorskip("triton.runtime.interpreter").interpreter_semantic
+    pairs = [tl.join(value, tl.zeros_like(value)) for (_, shape), value in values.items() if shape]
+    for value in [*values.values(), *pairs, tl.join(pairs[0], pairs[0])]:
+        wanted = told(quick.unpatched, value, *sizes, _semantic=semantic)
+        assert [told(quick, value, *sizes) for _ in range(2)] == [wanted, wanted], value
 
 
 def test_casts_give_what_they_give_slowly(values: dict[tuple[str, tuple[int, ...]], Any]) -> None:

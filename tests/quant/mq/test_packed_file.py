@@ -201,35 +201,41 @@ def test_a_tensor_of_another_shape_or_type_is_a_mistake_of_ours(
 
 
 def test_peak_memory_follows_the_largest_tensor(tmp_path: Path) -> None:
-    """A model whose embedding is 64 MB as float32, packed in a process of its own.
+    """A model whose embedding is 64 MB as float32, packed in a process of its own, once what it needs is imported.
 
     It took 94 to 138 MB, more where other programs run, and once 199, whose cause is not known.
     """
     directory = tiny(tmp_path / "source", "llama-tied", vocab_size=2**14, hidden_size=1024, head_dim=256)
     program = f"""
-import sys
+import os, sys
 from dataclasses import replace
 from pathlib import Path
 from runner.machine import peak_bytes
 from runner.quant.mq.quantize import quantize_packed
 from runner.quant.mq.recipe import Rule, recipe_of
-def pack(source, output):
+def pack(source, output, rotation, embedding):
     mq8 = recipe_of("mq8")
-    own = [Rule(tensors="model.embed_tokens.weight", format=sys.argv[2])]
+    own = [Rule(tensors="model.embed_tokens.weight", format=embedding)]
     recipe = replace(mq8, rules=(*own, *mq8.rules))
-    quantize_packed(Path(source), recipe, Path(output), rotation=sys.argv[1], on_stage=lambda *_: None)
-pack({str(tiny(tmp_path / "small"))!r}, {str(tmp_path / "warm")!r} + sys.argv[1] + sys.argv[2])
-before = peak_bytes()
-pack({str(directory)!r}, {str(tmp_path / "out")!r} + sys.argv[1] + sys.argv[2])
-print(peak_bytes() - before)
+    quantize_packed(Path(source), recipe, Path(output), rotation=rotation, on_stage=lambda *_: None)
+for case in (argument.split() for argument in sys.argv[1:]):
+    if os.fork() == 0:
+        pack({str(tiny(tmp_path / "small"))!r}, {str(tmp_path / "warm")!r} + "".join(case), *case)
+        before = peak_bytes()
+        pack({str(directory)!r}, {str(tmp_path / "out")!r} + "".join(case), *case)
+        print(peak_bytes() - before, flush=True)
+        os._exit(0)
+    os.wait()
 """
-    for rotation, embedding in (("online", "mq8"), ("folded", "mq8"), ("folded", "keep")):
-        done = subprocess.run(
-            [sys.executable, "-c", program, rotation, embedding],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**os.environ, "OMP_NUM_THREADS": "2"},
-        )
-        assert done.returncode == 0, done.stderr
-        assert 32 * 2**20 < int(done.stdout) < 4 * 64 * 2**20, (rotation, embedding)
+    cases = ("online mq8", "folded mq8", "folded keep")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *cases],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )
+    peaks = done.stdout.split()
+    assert len(peaks) == len(cases), done.stderr
+    for case, peak in zip(cases, peaks, strict=True):
+        assert 32 * 2**20 < int(peak) < 4 * 64 * 2**20, case
