@@ -33,10 +33,12 @@ from runner.kernels.moe_fragments import (
     GemvFragmentsOfExperts,
     check_apart,
     operands_to_try,
+    warps_of_slot,
 )
 from runner.kernels.moe_groups import Groups, block_of, group_pairs
 from runner.kernels.moe_slots import add_slots, slots_at_once
 from runner.kernels.values import (
+    GROUP,
     MOST_ROWS,
     OPTIONS,
     Int8Fragments,
@@ -273,10 +275,10 @@ def variants() -> Iterator[Variant]:
         ("mq4", 1, 0, 224, True), ("mq4", 2, 0, 224, True),  # Mixtral
     ):  # fmt: skip
         is_gemma4 = n_pairs in (44, 11)
-        is_wide = n_pairs == 224
-        of_step = f" of a step{', Gemma 4' if is_gemma4 else ', wide' if is_wide else ''}" if few else ""
+        of_two = warps_of_slot(2 * GROUP * n_pairs, 2)
+        of_step = f" of a step{', Gemma 4' if is_gemma4 else ', wide' if of_two > 1 else ''}" if few else ""
         program = moe_pairs.gate_pairs if pair else moe_pairs.store_pairs
-        warps = _warps(n_pairs) if not few else PAIRS_WARPS if pair else 4 if is_wide else 1
+        warps = _warps(n_pairs) if not few else PAIRS_WARPS if pair else of_two
         yield Variant(
             name=f"moe_blocks {form} {program.__name__}, {8 * blocks} pairs{of_step}",
             kernel=_blocks_of_fragments,

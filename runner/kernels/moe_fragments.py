@@ -231,7 +231,7 @@ class GemvFragmentsOfExperts:
         )  # fmt: skip
 
     def _warps_of_slot(self) -> int:
-        return self.warps or warps_of_slot(self.w, self.experts.shape[1])
+        return self.warps or warps_of_slot(self.w.shape[1], self.experts.shape[1])
 
     def _operands(self) -> tuple[Any, ...]:
         w, device = self.w, self.w.packed.device
@@ -323,12 +323,12 @@ WIDE: Final = 8192
 """Columns of an expert's down matrix from which on it is wide; Mixtral's has 14336, those of all others up to 2880."""
 
 
-def warps_of_slot(w: PackedMatrix, k: int) -> int:
+def warps_of_slot(width: int, k: int) -> int:
     """Warps that share one of a row's k slots in `sum`, and so the order of summation, whatever M is.
 
-    Of wide experts, of which a row takes few, as many as make eight of a program.
+    width: columns of an expert's down matrix. Of wide ones as many as make eight of a program.
     """
-    return 8 // slots_at_once(k) if w.shape[1] >= WIDE else 1
+    return 8 // slots_at_once(k) if width >= WIDE else 1
 
 
 def _sum_depth(form: str, k: int) -> int:
@@ -352,7 +352,7 @@ def variants() -> Iterator[Variant]:
         }  # fmt: skip
         common = {"FORMAT": form, "P": n_pairs, "NVIDIA": True}
         if k > 1:
-            warps = 8 // slots_at_once(k) if n_pairs * 2 * GROUP >= WIDE else 1
+            warps = warps_of_slot(2 * GROUP * n_pairs, k)
             yield Variant(
                 name=f"moe_fragments {form} sum of {k}{', no stream' if is_gemma4 else ''}",
                 kernel=_sum_of_fragments,

@@ -239,7 +239,7 @@ def _pairs(
     elif isinstance(x, Int8Fragments):
         assert isinstance(w, PackedMatrix)
         few = len(to.experts) <= MOST_ROWS  # whose bits are those of moe_fragments.py
-        warps = None if not few else warps_of_slot(w, to.experts.shape[1]) if is_residual else PAIRS_WARPS
+        warps = None if not few else warps_of_slot(w.shape[1], to.experts.shape[1]) if is_residual else PAIRS_WARPS
         blocks = BlocksOfExperts(x=x, w=w, groups=to.groups, warps=warps)
         blocks.pairs(epilogue, args, config, pair, width)
     elif isinstance(x, Int8Blocks):

@@ -192,6 +192,15 @@ def test_what_means_no_run_or_several_is_refused(ref: str, message: str) -> None
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("count", "hint"), [(5, "Give more of it. a0, a1,"), (6, "it. The last of them: a1, a2, a3, a4, a5.")]
+)
+def test_of_many_runs_that_are_meant_the_last_are_listed_and_said_to_be(count: int, hint: str) -> None:
+    with pytest.raises(UsageError, match=f"{count} runs") as caught:
+        find_run(History(runs=tuple(run(id=f"a{i}") for i in range(count))), "a")
+    assert hint in caught.value.hint
+
+
 def test_nothing_kept_has_its_own_message() -> None:
     with pytest.raises(UsageError, match="No benchmark is kept"):
         find_run(History(), "last")

@@ -446,7 +446,6 @@ def test_warps_share_a_slot_of_wide_experts_in_one_order(
 ) -> None:
     m, e, width = 3, 4, 32
     down = matrix(f"{form} fragments", e * width, length)
-    assert isinstance(down, PackedMatrix)
     inner, routes = random(m * k, length, seed=6), route(random(m, e, seed=4), k, "softmax_topk")
 
     def run(first: int, last: int, *, is_sorted: bool) -> list[Tensor]:
@@ -457,7 +456,7 @@ def test_warps_share_a_slot_of_wide_experts_in_one_order(
 
     by_one_warp = run(0, m, is_sorted=False)
     monkeypatch.setattr(moe_fragments, "WIDE", 320)
-    assert moe_fragments.warps_of_slot(down, k) == {3: 2, 2: 4}[k]
+    assert moe_fragments.warps_of_slot(length, k) == {3: 2, 2: 4}[k]
     apart = run(0, m, is_sorted=False)
     assert all(map(torch.equal, apart, run(0, m, is_sorted=True)))
     assert all(torch.equal(one[0], rows[1]) for one, rows in zip(run(1, 2, is_sorted=False), apart, strict=True))
